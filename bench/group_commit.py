@@ -19,7 +19,7 @@ import aiosqlite
 from bench import servers
 from bench.figures import Effort, Row, against, alone
 from fleetplane.kernel.audit import chain as audit
-from fleetplane.kernel.store.engine import LogRow, Mark, Outcome, ResourceRow, WriteGroup
+from fleetplane.kernel.store.engine import DatabaseMark, GroupOutcome, LogRow, ResourceRow, WriteGroup
 from fleetplane.kernel.store.engines.postgres import PostgresEngine
 from fleetplane.kernel.store.engines.sqlite import SqliteEngine
 from fleetplane.kernel.store.settings import StoreSettings
@@ -42,7 +42,7 @@ KIND = "INSERT INTO kinds VALUES (?, ?) ON CONFLICT (kind) DO UPDATE SET revisio
 AUDIT = "INSERT INTO audit VALUES (?, ?, ?)"
 
 
-def _group(before: Mark, size: int) -> WriteGroup:
+def _group(before: DatabaseMark, size: int) -> WriteGroup:
     first, seq = before.revision + 1, before.audit_seq + 1
     link = audit.GENESIS
     after = replace(
@@ -81,7 +81,7 @@ def _by_statement(connection: aiosqlite.Connection) -> Commit:
 class Writer:
     """One database that is written to, and what each round of that came to."""
 
-    def __init__(self, commit: Commit, mark: Mark, others: Callable[[], float] = lambda: 0.0) -> None:
+    def __init__(self, commit: Commit, mark: DatabaseMark, others: Callable[[], float] = lambda: 0.0) -> None:
         self._commit = commit
         self._mark = mark
         self._others = others
@@ -94,7 +94,7 @@ class Writer:
         while (elapsed := time.perf_counter() - begun) < seconds:
             group = _group(self._mark, size)
             outcome = await self._commit(group)
-            if isinstance(outcome, Outcome) and not outcome.written:
+            if isinstance(outcome, GroupOutcome) and not outcome.written:
                 raise RuntimeError("a group was not written")
             self._mark, groups = group.after, groups + 1
         self.rates.append(groups * size / elapsed)

@@ -36,7 +36,7 @@ async def _populated(size: int, directory: Path, passes: int) -> float:
     from support.instances.instances_lab import TENANT
 
     from fleetplane.domains.instances.kinds import InstanceSpec, InstanceStatus
-    from fleetplane.domains.instances.providers.contract import Observed, ProviderStatus
+    from fleetplane.domains.instances.providers.contract import ObservedMachine, ProviderStatus
 
     async def fill(place: Rig) -> None:
         infra = place.view().infra_hash
@@ -50,7 +50,7 @@ async def _populated(size: int, directory: Path, passes: int) -> float:
             status = InstanceStatus(provider_id=f"mock-{name}", registered_at_ns=now_ns)
             await place.instances.record(TENANT, name, spec, status)
             place.provider._put(
-                Observed(
+                ObservedMachine(
                     instance_id=name,
                     provider_id=f"mock-{name}",
                     status=ProviderStatus.RUNNING,

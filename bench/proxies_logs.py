@@ -33,9 +33,9 @@ from bench.proxies_rollout import PASSWORD, _post, _workspace, settings
 from fleetplane.domains.proxies.kinds.records import AGENT, Agent, AgentSpec
 from fleetplane.domains.proxies.traffic.lines import line_of
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
-from fleetplane.kernel.telemetry import Line, TelemetryLimits
+from fleetplane.kernel.telemetry import LogRecord, TelemetryLimits
 from fleetplane.kernel.telemetry.sqlite import database
-from fleetplane.kernel.telemetry.sqlite.writing import Writer
+from fleetplane.kernel.telemetry.sqlite.writing import SqliteSeriesWriter
 
 STREAM = "/nxmesh.agent.v1.AgentService/Stream"
 AGENTS = 4
@@ -199,7 +199,7 @@ async def _taken(server: servers.Server, said: dict[str, list[str]], lines: int,
 def _fill(path: Path, scope: str, agent: str, lines: int, *, until_ns: int) -> None:
     """A day's lines, evenly spread, as the server would have written them."""
     database.prepare(path)
-    writer = Writer(path, TelemetryLimits())
+    writer = SqliteSeriesWriter(path, TelemetryLimits())
     step = SPAN_NS // lines
     good, failed = (_pattern(scope, agent, number, until_ns) for number in (1, 20))
     try:
@@ -216,7 +216,7 @@ def _fill(path: Path, scope: str, agent: str, lines: int, *, until_ns: int) -> N
         writer.close()
 
 
-def _pattern(scope: str, agent: str, sample: int, now_ns: int) -> Callable[[int, int], Line]:
+def _pattern(scope: str, agent: str, sample: int, now_ns: int) -> Callable[[int, int], LogRecord]:
     """Makes lines like the one that the server makes of a sample, with another number and moment."""
     someone = Agent(
         kind=AGENT.name,
@@ -236,9 +236,9 @@ def _pattern(scope: str, agent: str, sample: int, now_ns: int) -> Callable[[int,
     like = line_of(someone, entry(sample, now_ns // 1_000_000, agent), 0, now_ns)
     head, _, tail = like.body.partition(b"%s-%d" % (agent.encode(), sample))
 
-    def made(number: int, at_ns: int) -> Line:
+    def made(number: int, at_ns: int) -> LogRecord:
         identity = f"{agent}-{number}"
-        return Line(
+        return LogRecord(
             scope=scope,
             stream=like.stream,
             source=agent,

@@ -21,7 +21,7 @@ from bench.figures import Effort, Row, alone
 from fleetplane.domains.proxies.traffic.fields import ACCESS, row_of
 from fleetplane.domains.proxies.traffic.report import placed, report, total
 from fleetplane.domains.proxies.traffic.summary import PLACES, AccessSummarizer
-from fleetplane.kernel.telemetry import Line, TelemetryLimits
+from fleetplane.kernel.telemetry import LogRecord, TelemetryLimits
 from fleetplane.kernel.telemetry.sqlite import database, summing
 from fleetplane.kernel.telemetry.summaries import DAY, HOUR, FoundSummary
 from fleetplane.kernel.values.times import NS
@@ -37,7 +37,7 @@ SCOPE = "org/o/ws/w"
 _INSERT = "INSERT INTO summaries VALUES (?, ?, ?, ?, ?, ?)"
 
 
-def _lines(host: int, agent: str, randomly: random.Random) -> Sequence[Line]:
+def _lines(host: int, agent: str, randomly: random.Random) -> Sequence[LogRecord]:
     made = []
     for number in range(LINES):
         fields = {
@@ -52,7 +52,7 @@ def _lines(host: int, agent: str, randomly: random.Random) -> Sequence[Line]:
             "location": f"/path{number % LOCATIONS}/",
             "upstream_id": f"990e8400-e29b-41d4-a716-446655{host:04}{number % 2:02}",
         }
-        line = Line(
+        line = LogRecord(
             scope=SCOPE,
             stream=ACCESS,
             source=agent,

@@ -39,7 +39,7 @@ async def _passes(size: int, directory: Path, turns: int) -> tuple[float, float,
     from fleetplane.kernel.freeze import FREEZE
     from fleetplane.kernel.reconcile import LEASE
     from fleetplane.kernel.rollout.policy import Policy
-    from fleetplane.kernel.rollout.states import Phase
+    from fleetplane.kernel.rollout.states import RolloutPhase
     from fleetplane.kernel.store import Store, StoreSettings
     from fleetplane.sim.clock import VirtualClock
 
@@ -63,7 +63,7 @@ async def _passes(size: int, directory: Path, turns: int) -> tuple[float, float,
             best = min(best, time.process_time() - before)
         begun += time.perf_counter() - measuring
         await clock.advance(5.0)
-        while status_of(rollouts.book.get(rollout.name)).phase is not Phase.DONE:
+        while status_of(rollouts.book.get(rollout.name)).phase is not RolloutPhase.DONE:
             await rollouts.driver.pass_over(key_of(rollout))
         whole = time.perf_counter() - begun
     return best, asking, whole

@@ -19,7 +19,7 @@ import asyncpg
 from bench import servers
 from bench.figures import Effort, Row, against, alone
 from fleetplane.kernel.clock import SystemClock
-from fleetplane.kernel.telemetry import Line, LineQuery, Point, Telemetry
+from fleetplane.kernel.telemetry import LineQuery, LogRecord, Point, Telemetry
 from fleetplane.kernel.values.times import NS
 from tools.run_cluster import Cluster, Ports
 
@@ -45,10 +45,10 @@ class Found:
     reads_per_second: float
 
 
-def _lines(first: int, count: int, at_ns: int) -> list[Line]:
+def _lines(first: int, count: int, at_ns: int) -> list[LogRecord]:
     source = f"agent-{first // OFFERED % AGENTS}"
     return [
-        Line(
+        LogRecord(
             scope=f"org/1/ws/{first // OFFERED % 5}",
             stream="access",
             source=source,
@@ -80,7 +80,7 @@ def _points(first: int, count: int, at_ns: int) -> list[Point]:
 async def _run(folder: Path, url: str, rows: int, others: Callable[[], float]) -> Found:
     clock = SystemClock()
     at_ns = clock.now_ns() - 3_600 * NS
-    batches: list[tuple[list[Line], list[Point]]] = [
+    batches: list[tuple[list[LogRecord], list[Point]]] = [
         (_lines(first, OFFERED, at_ns), _points(first, OFFERED, at_ns)) for first in range(0, rows, OFFERED)
     ]
     async with Telemetry.open(folder / "telemetry.db", clock, url=url) as telemetry:

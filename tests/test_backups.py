@@ -107,9 +107,9 @@ def test_the_key_and_measurements_are_in_it_only_if_wanted(tmp_path: Path, data:
     with closing(sqlite3.connect(data / "telemetry.db")) as database:
         database.execute("CREATE TABLE IF NOT EXISTS lines (text TEXT)")
     try:
-        plain = backups.make(place(data), tmp_path / "plain.tar", backups.Contents())
+        plain = backups.make(place(data), tmp_path / "plain.tar", backups.BackupContents())
         assert not {"master.key", "telemetry.db"} & set(plain.files)
-        wanted = backups.Contents(telemetry=True, key=True)
+        wanted = backups.BackupContents(telemetry=True, key=True)
         full = backups.make(place(data), tmp_path / "full.tar", wanted)
         assert {"master.key", "telemetry.db", DATABASE} <= set(full.files)
     finally:
@@ -125,9 +125,9 @@ def test_the_key_and_measurements_are_in_it_only_if_wanted(tmp_path: Path, data:
 
 def test_what_is_there_is_not_written_over(tmp_path: Path, data: Path) -> None:
     packed = tmp_path / "backup.tar"
-    backups.make(place(data), packed, backups.Contents(key=True))
+    backups.make(place(data), packed, backups.BackupContents(key=True))
     with pytest.raises(AlreadyExists):
-        backups.make(place(data), packed, backups.Contents())
+        backups.make(place(data), packed, backups.BackupContents())
     back = tmp_path / "back"
     backups.restore(packed, place(back), replace=False, actor="owner/t")
     first = (back / DATABASE).read_bytes()
@@ -140,7 +140,7 @@ def test_what_is_there_is_not_written_over(tmp_path: Path, data: Path) -> None:
 
 def test_a_damaged_or_hostile_backup_is_refused_and_touches_nothing(tmp_path: Path, data: Path) -> None:
     packed = tmp_path / "backup.tar"
-    backups.make(place(data), packed, backups.Contents(key=True))
+    backups.make(place(data), packed, backups.BackupContents(key=True))
     whole = packed.read_bytes()
     at = whole.index(b"SQLite format 3") + 5000
     flipped = whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]
@@ -189,6 +189,6 @@ def test_a_rewritten_audit_log_is_not_backed_up_as_good(tmp_path: Path, data: Pa
     with closing(sqlite3.connect(copy / DATABASE)) as database, database:
         database.execute("UPDATE resources SET body = x'00'")
     with pytest.raises(IntegrityError, match="not intact"):
-        backups.make(place(copy), tmp_path / "backup.tar", backups.Contents())
+        backups.make(place(copy), tmp_path / "backup.tar", backups.BackupContents())
     assert not (tmp_path / "backup.tar").exists()
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]

@@ -12,7 +12,7 @@ from support.shared.storekit import SCOPE, THING, put
 
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.errors import SettingsError, Unavailable
-from fleetplane.kernel.store.engine import Author
+from fleetplane.kernel.store.engine import GroupAuthor
 from fleetplane.kernel.store.servers import seat
 from fleetplane.kernel.store.servers.read_index import FRESH_SECONDS
 from fleetplane.read_gate import ReadGate, StandsBy
@@ -81,7 +81,7 @@ def test_what_may_write_on_a_server_that_stands_by_is_let_and_nothing_else() -> 
             await put(store, "z", 1)
             await send({"type": "http.response.start", "status": 200, "headers": []})
 
-        async with servers.standby.store.written(Author("two", 1)):
+        async with servers.standby.store.written(GroupAuthor("two", 1)):
             await gate.passed(Needs.WRITES)
             with gate.inside(Needs.WRITES):
                 await put(store, "x", 1)

@@ -6,7 +6,7 @@ import pytest
 
 from fleetplane import assembly, settings
 from fleetplane.domains.gpus.settings import DeviceApiSettings, GpuSettings
-from fleetplane.domains.gpus.wire import Dialect
+from fleetplane.domains.gpus.wire import GpuDialect
 from fleetplane.kernel.errors import SettingsError
 from fleetplane.kernel.telemetry import TelemetryLimits
 
@@ -26,7 +26,7 @@ def test_nothing_configured_gives_the_documented_defaults() -> None:
     assert loaded.listener("device-api").addresses == ("unix:", "127.0.0.1:50051")
     device_api = loaded.listener("device-api")
     assert isinstance(device_api, DeviceApiSettings)
-    assert device_api.dialect is Dialect.SUPERSET
+    assert device_api.dialect is GpuDialect.SUPERSET
 
 
 def test_flags_beat_the_environment_and_the_environment_beats_the_file(tmp_path: Path) -> None:

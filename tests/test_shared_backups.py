@@ -95,7 +95,7 @@ def test_a_backup_of_one_engine_is_restored_into_either_as_a_new_lineage(
     key, packed = tmp_path / "master.key", tmp_path / "backup.tar"
     first = place(tmp_path / "first", postgres.database(), key)
     with pytest.raises(NotFound, match="no store in"):
-        backups.make(first, packed, backups.Contents())
+        backups.make(first, packed, backups.BackupContents())
     lineage, revision = asyncio.run(fill(first))
     asyncio.run(measure(first.path / "telemetry.db", first.url))
     made = invoke("backup", str(packed), "--with-telemetry", "--config", str(config_of(first.path)))
@@ -116,7 +116,7 @@ def test_a_backup_of_one_engine_is_restored_into_either_as_a_new_lineage(
 
     # And a backup of a file into PostgreSQL.
     again = tmp_path / "again.tar"
-    backups.make(back, again, backups.Contents())
+    backups.make(back, again, backups.BackupContents())
     there = place(tmp_path / "there", postgres.database(), key)
     backups.restore(again, there, replace=False, actor=ACTOR)
     assert asyncio.run(contents(there))[2] == ["kept"]
@@ -128,7 +128,7 @@ def test_a_restore_replaces_only_what_it_is_told_to_and_all_servers_follow_it(
     key, packed, url = tmp_path / "master.key", tmp_path / "backup.tar", postgres.database()
     one, two = place(tmp_path / "one", url, key), place(tmp_path / "two", url, key)
     asyncio.run(fill(one))
-    backups.make(one, packed, backups.Contents())
+    backups.make(one, packed, backups.BackupContents())
     lineage, last = asyncio.run(write(one, "later"))
     asyncio.run(write(two, "latest", server="two"))
     before = asyncio.run(look(url)).stand

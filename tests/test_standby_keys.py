@@ -17,7 +17,7 @@ from fleetplane.kernel.identity.operators import Operators
 from fleetplane.kernel.kinds import KERNEL_KINDS
 from fleetplane.kernel.store import Store, StoreSettings
 from fleetplane.sections.process import TelemetrySettings
-from fleetplane.serving import Serving
+from fleetplane.serving import RunningServer
 from fleetplane.sim.clock import VirtualClock
 
 
@@ -39,7 +39,7 @@ async def test_a_server_that_stands_by_tells_what_the_active_one_measured_and_ta
         )
         measuring: Any = SimpleNamespace(keeps_telemetry=True)
         nobody: Any = None
-        serving = Serving(
+        serving = RunningServer(
             settings,
             given,
             (measuring,),

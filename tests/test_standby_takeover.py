@@ -25,7 +25,7 @@ from support.shared.server_process import START_SECONDS, STOP_SECONDS, ServerPro
 from support.shared.waiting_server import WaitingServer, patient
 
 from fleetplane.domains.edge.agent.assembly import Reach
-from fleetplane.domains.edge.agent.identity.enrolment import Enroller, Request
+from fleetplane.domains.edge.agent.identity.enrolment import Enroller, EnrolmentRequest
 from fleetplane.domains.edge.agent.identity.state_folder import StateFolder
 from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2, gpu_pb2_grpc, provider_pb2, provider_pb2_grpc
 from fleetplane.kernel.clock import SystemClock
@@ -98,7 +98,7 @@ async def _daemon(here: Cluster, folder: Path) -> tuple[str, StateFolder]:
     """One that was let in at the standby, and dials there."""
     state = StateFolder(folder)
     enroller = Enroller(folder=state, connect=Reach().channel, clock=SystemClock())
-    await enroller.enrol(Request(token=await here.rest.invite("ours")))
+    await enroller.enrol(EnrolmentRequest(token=await here.rest.invite("ours")))
     (node,) = (await here.rest.get("/hosts"))["items"]
     return str(node["node_id"]), state
 

@@ -25,7 +25,7 @@ from fleetplane.settings import Settings, domain_names
 
 if TYPE_CHECKING:
     from fleetplane.domains.fleetwide.audit_routes import Verification
-    from fleetplane.domains.fleetwide.servers import Neighbours
+    from fleetplane.domains.fleetwide.servers import ServerNeighbours
 
 
 def enabled(settings: Settings) -> list[Declaration]:
@@ -132,16 +132,16 @@ def telemetry_limits(settings: Settings) -> TelemetryLimits:
     )
 
 
-def _neighbours(settings: Settings, kernel: Kernel) -> Neighbours:
-    from fleetplane.domains.fleetwide.servers import Neighbours
+def _neighbours(settings: Settings, kernel: Kernel) -> ServerNeighbours:
+    from fleetplane.domains.fleetwide.servers import ServerNeighbours
 
     if not settings.store.url:
-        return Neighbours(name=socket.gethostname(), file=settings.state_directory / "fleetplane.db")
+        return ServerNeighbours(name=socket.gethostname(), file=settings.state_directory / "fleetplane.db")
     from fleetplane.kernel.store.engines.postgres_servers import ServerRoster
 
     roster = ServerRoster(settings.store.url, kernel.clock, settings.server_name)
     store = kernel.store
-    return Neighbours(name=settings.server_name, roster=roster, leads=lambda: store.leads)
+    return ServerNeighbours(name=settings.server_name, roster=roster, leads=lambda: store.leads)
 
 
 def _context(settings: Settings, wanted: Iterable[Declaration]) -> ServerContext:

@@ -202,7 +202,7 @@ def _unexplained(error: Exception) -> Exception | None:
     return None if isinstance(error, FleetplaneError | OSError) else error
 
 
-def _details(entry: audit.Entry) -> Iterator[str]:
+def _details(entry: audit.ChainEntry) -> Iterator[str]:
     for change in entry.changes:
         if change.operation == "secret.put" and change.name.startswith(DETAILS):
             yield change.name

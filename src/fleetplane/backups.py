@@ -27,7 +27,7 @@ from typing import IO, BinaryIO
 import msgspec
 
 from fleetplane.kernel.audit import archive as audit_archive
-from fleetplane.kernel.audit.chain import Verdict
+from fleetplane.kernel.audit.chain import ChainVerdict
 from fleetplane.kernel.audit.files import Means, verify_file
 from fleetplane.kernel.errors import (
     AlreadyExists,
@@ -42,7 +42,7 @@ from fleetplane.kernel.errors import (
 from fleetplane.kernel.objects import LocalObjects
 from fleetplane.kernel.store.engines import postgres_copy
 from fleetplane.kernel.store.engines.postgres_upgrade import check_alone
-from fleetplane.kernel.store.engines.standing import Standing, standing
+from fleetplane.kernel.store.engines.standing import StoreStanding, standing
 from fleetplane.kernel.store.lineage import MarkFile, Recorded
 from fleetplane.kernel.store.schema import SCHEMA_REVISION
 from fleetplane.kernel.telemetry.postgres import copying as telemetry_copying
@@ -72,7 +72,7 @@ BEFORE = "before.db"
 """A copy of what a restore replaces in PostgreSQL, until it is moved aside."""
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
     format: int
     schema: str
     lineage: str
@@ -85,7 +85,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contents:
+class BackupContents:
     """What goes into a backup besides the database."""
 
     telemetry: bool = False
@@ -95,7 +95,7 @@ class Contents:
 # Making one.
 
 
-def make(place: DataDirectory, target: Path, contents: Contents) -> Manifest:
+def make(place: DataDirectory, target: Path, contents: BackupContents) -> BackupManifest:
     """Copy, check the copy, and put it under its name only then."""
     place.check_database()
     if target.exists():
@@ -160,7 +160,7 @@ def copy_database(source: Path, target: Path) -> None:
         found.backup(copy)
 
 
-def _beside(place: DataDirectory, folder: Path, contents: Contents) -> dict[str, Path]:
+def _beside(place: DataDirectory, folder: Path, contents: BackupContents) -> dict[str, Path]:
     files: dict[str, Path] = {}
     for name, directory in ((OBJECTS, place.objects), (AUDIT, place.path / AUDIT)):
         if directory is not None and directory.is_dir():
@@ -182,12 +182,12 @@ def _beside(place: DataDirectory, folder: Path, contents: Contents) -> dict[str,
     return files
 
 
-def _manifest(database: Path, digests: Mapping[str, str], now_ns: int) -> Manifest:
+def _manifest(database: Path, digests: Mapping[str, str], now_ns: int) -> BackupManifest:
     with reading(database), closing(sqlite3.connect(database)) as found:
         stand = standing(found)
     if stand is None:
         raise IntegrityError(f"{database} has no revision")
-    return Manifest(
+    return BackupManifest(
         format=FORMAT,
         schema=SCHEMA_REVISION,
         lineage=stand.lineage,
@@ -199,7 +199,7 @@ def _manifest(database: Path, digests: Mapping[str, str], now_ns: int) -> Manife
     )
 
 
-def _pack(target: Path, files: Mapping[str, Path], now_ns: int, key: bytes) -> Manifest:
+def _pack(target: Path, files: Mapping[str, Path], now_ns: int, key: bytes) -> BackupManifest:
     """Each file as it is when it is read: those that are appended to meanwhile up to there."""
     digests: dict[str, str] = {}
     descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -258,8 +258,8 @@ def _read_back(packed: Path, key: bytes) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    manifest: Manifest
-    verdict: Verdict
+    manifest: BackupManifest
+    verdict: ChainVerdict
     aside: Path | None
     """Where what was there before is now."""
     note: str = ""
@@ -308,7 +308,7 @@ def restore(
     return Restored(manifest=manifest, verdict=verdict, aside=aside, note=note)
 
 
-def _with_objects(verdict: Verdict, manifest: Manifest, fresh: DataDirectory) -> Verdict:
+def _with_objects(verdict: ChainVerdict, manifest: BackupManifest, fresh: DataDirectory) -> ChainVerdict:
     """Compare objects with the records in the database; one may have been changed and not used yet."""
     if fresh.objects is None:
         return verdict
@@ -330,7 +330,7 @@ def _put_telemetry(place: DataDirectory, file: Path) -> str:
     return ""
 
 
-def _shared(place: DataDirectory, *, replace: bool) -> postgres_copy.Found:
+def _shared(place: DataDirectory, *, replace: bool) -> postgres_copy.DatabaseContents:
     """What is in PostgreSQL, if something may be put into its place."""
     found = asyncio.run(postgres_copy.look(place.url))
     check_alone(found.servers, "a backup can be restored only")
@@ -345,7 +345,7 @@ def _replace_shared(
     moves: Moves,
     place: DataDirectory,
     fresh: DataDirectory,
-    shared: postgres_copy.Found,
+    shared: postgres_copy.DatabaseContents,
     present: list[Path],
     *,
     with_key: bool,
@@ -392,7 +392,7 @@ def _was_committed(place: DataDirectory, lineage: str) -> bool:
 
 def authenticated(
     file: BinaryIO, packed: Path, key: Callable[[bytes], bytes], *, accept_unauthenticated: bool = False
-) -> Manifest:
+) -> BackupManifest:
     """The manifest of a backup, once it is proved that an owner of the key wrote it.
 
     Nothing is taken out before. `key` gives the key of manifests, and is given the backup's own master key.
@@ -420,13 +420,13 @@ def authenticated(
                 " or somebody removed it, and edits cannot be told",
                 hint="if nobody else could write to it, restore it with --unauthenticated",
             )
-        manifest = msgspec.json.decode(text, type=Manifest)
+        manifest = msgspec.json.decode(text, type=BackupManifest)
     if manifest.format != (FORMAT if MAC in small else UNAUTHENTICATED):
         raise IntegrityError(f"{packed} is no backup of this version: its format is {manifest.format}")
     return manifest
 
 
-def unpack(file: BinaryIO, packed: Path, folder: Path | None, manifest: Manifest) -> None:
+def unpack(file: BinaryIO, packed: Path, folder: Path | None, manifest: BackupManifest) -> None:
     """Take out what the manifest names, and compare all of it; without a folder, only compare.
 
     What counts is what was written here: a file that is changed meanwhile differs from the manifest, too.
@@ -514,7 +514,7 @@ def _copy(read: Callable[[int], bytes], target: Path | None) -> str:
 
 def _unpacked(
     packed: Path, place: DataDirectory, fresh: DataDirectory, *, accept_unauthenticated: bool
-) -> Manifest:
+) -> BackupManifest:
     """Take out a backup, checked with the server's key, or with the backup's own if there is no other."""
 
     def key(own: bytes) -> bytes:
@@ -533,14 +533,14 @@ def _unpacked(
 def _begin_lineage(
     place: DataDirectory,
     fresh: DataDirectory,
-    manifest: Manifest,
+    manifest: BackupManifest,
     packed: Path,
     actor: str,
-    shared: postgres_copy.Found | None,
+    shared: postgres_copy.DatabaseContents | None,
 ) -> None:
     """Above everything that is known to have been given out, and instead of it."""
     recorded = MarkFile(place.database).read()
-    given_out: list[Recorded | Standing] = [] if recorded is None else [recorded]
+    given_out: list[Recorded | StoreStanding] = [] if recorded is None else [recorded]
     if shared is not None:
         given_out.append(shared.stand)
     with reading(fresh.database), opened(fresh.database) as found:
@@ -610,7 +610,7 @@ def _move_in(moves: Moves, unpacked: Path, place: DataDirectory, *, with_key: bo
 # Both.
 
 
-def check(database: Path, means: Means) -> Verdict:
+def check(database: Path, means: Means) -> ChainVerdict:
     """Raise unless the database is whole and its audit log intact."""
     address = f"{database.absolute().as_uri()}?mode=ro"
     with reading(database), closing(sqlite3.connect(address, uri=True)) as found:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fleetplane import settings as configuration
-from fleetplane.kernel.audit.chain import Verdict
+from fleetplane.kernel.audit.chain import ChainVerdict
 from fleetplane.kernel.audit.checkpoints import read_all
 from fleetplane.kernel.audit.files import Means, verify_file
 from fleetplane.kernel.clock import Clock, SystemClock
@@ -21,7 +21,7 @@ from fleetplane.kernel.objects import Objects
 from fleetplane.kernel.objects.recorded import OBJECT, differing
 from fleetplane.kernel.store import StoreSettings
 from fleetplane.kernel.store.engines.sqlite import SqliteEngine
-from fleetplane.kernel.store.engines.standing import Standing, standing
+from fleetplane.kernel.store.engines.standing import StoreStanding, standing
 from fleetplane.kernel.store.lineage import MarkFile, Recorded, begin, check_kept
 from fleetplane.kernel.store.lock import exclusive
 from fleetplane.kernel.store.settings import place
@@ -111,7 +111,7 @@ class DataDirectory:
         *,
         archives: Path | None = None,
         archives_are_elsewhere: bool = False,
-    ) -> Verdict:
+    ) -> ChainVerdict:
         """Check the audit log, and what the database holds, whether or not the server runs; blocks.
 
         `anchors` are checkpoints that were kept elsewhere, a line each; `archives` is where archived entries
@@ -170,7 +170,7 @@ class DataDirectory:
                     self._put(found, database, stand)
             return Loss(lineage=stand.lineage, revision=stand.revision, acknowledged=recorded.revision)
 
-    def _put(self, found: sqlite3.Connection, database: Path, before: Standing) -> None:
+    def _put(self, found: sqlite3.Connection, database: Path, before: StoreStanding) -> None:
         """Put a copy back in the place of what it was made of, and its mark beside it."""
         from fleetplane.kernel.store.engines.postgres_copy import put
 
@@ -228,14 +228,14 @@ def opened(database: Path) -> Iterator[sqlite3.Connection]:
         yield found
 
 
-def _standing(database: sqlite3.Connection, path: Path) -> Standing:
+def _standing(database: sqlite3.Connection, path: Path) -> StoreStanding:
     stand = standing(database)
     if stand is None:
         raise IntegrityError(f"{path} has no revision")
     return stand
 
 
-def _is_whole(database: sqlite3.Connection, recorded: Recorded, stand: Standing) -> bool:
+def _is_whole(database: sqlite3.Connection, recorded: Recorded, stand: StoreStanding) -> bool:
     row = database.execute("SELECT hash FROM audit WHERE seq = ?", (recorded.audit_seq,)).fetchone()
     link = None if row is None else row[0]
     try:

@@ -22,7 +22,7 @@ from fleetplane.kernel.private_directory import ensure_private
 from fleetplane.kernel.store import Store, StoreSettings, lineage
 from fleetplane.kernel.store.servers.standby import Standby
 from fleetplane.keys import MasterKeys
-from fleetplane.serving import Announce, Serving, Turn
+from fleetplane.serving import Announce, RunningServer, Turn
 from fleetplane.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -58,7 +58,7 @@ async def serve(settings: Settings, *, announce: Announce) -> None:
             meanwhile=lambda standby: _tell(joined, standby),
         )
         turn = asyncio.ensure_future(stack.enter_async_context(opening))
-        serving = Serving(
+        serving = RunningServer(
             settings,
             keys,
             blueprints,
@@ -81,7 +81,9 @@ async def serve(settings: Settings, *, announce: Announce) -> None:
     log.info("server.stopped")
 
 
-async def _live(serving: Serving, joined: asyncio.Future[Standby], turn: Turn, stop: asyncio.Event) -> None:
+async def _live(
+    serving: RunningServer, joined: asyncio.Future[Standby], turn: Turn, stop: asyncio.Event
+) -> None:
     """Serve until stopped: while others are active as one that stands by, then as the one that is."""
     stopping = asyncio.ensure_future(stop.wait())
     try:
@@ -99,7 +101,9 @@ async def _live(serving: Serving, joined: asyncio.Future[Standby], turn: Turn, s
         stopping.cancel()
 
 
-async def _stood_by(serving: Serving, standby: Standby, turn: Turn, stopping: asyncio.Future[Any]) -> None:
+async def _stood_by(
+    serving: RunningServer, standby: Standby, turn: Turn, stopping: asyncio.Future[Any]
+) -> None:
     """Serve as one that stands by, and go on so when its turn comes; what does not serve yet is dropped."""
     attempt = asyncio.ensure_future(serving.run(standby, leads=False))
     try:

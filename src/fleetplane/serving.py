@@ -48,10 +48,10 @@ from fleetplane.keys import MasterKeys
 from fleetplane.offline import DataDirectory
 from fleetplane.read_gate import ReadGate, elsewhere
 from fleetplane.rpc import CallStatistics
-from fleetplane.rpc.listening.doors import Door
+from fleetplane.rpc.listening.doors import ListenerMiddleware
 from fleetplane.sections.objects import ObjectStorageSettings
 from fleetplane.settings import Settings
-from fleetplane.web.merged_metrics import Merged
+from fleetplane.web.merged_metrics import MergedMetrics
 from fleetplane.web.ops import Readiness
 
 log = structlog.get_logger(__name__)
@@ -68,7 +68,7 @@ Turn = asyncio.Future[Store]
 """Done once this server is the active one, with the store that it then leads; or with what prevents that."""
 
 
-class Serving:
+class RunningServer:
     """See `run`, which is called again if what it built had to be given up while this server stood by."""
 
     def __init__(
@@ -175,7 +175,7 @@ class Serving:
             revocation_lists=RevocationLists(store, authority, clock),
         )
 
-    async def _built(self, kernel: Kernel, standby: Standby | None) -> Built:
+    async def _built(self, kernel: Kernel, standby: Standby | None) -> ServerParts:
         directory = DataDirectory(self._settings, kernel.clock)
         domains = await assembly.build(
             self._settings,
@@ -190,7 +190,7 @@ class Serving:
         front = Front(
             self._settings, kernel, self._blueprints, domains, registry, gate=gate, watchdog=self._watchdog
         )
-        built = Built(kernel, domains, front, gate, registry)
+        built = ServerParts(kernel, domains, front, gate, registry)
         built.collect()
         registry.register(WatchdogCollector(self._watchdog))
         registry.register(self._failures)
@@ -210,11 +210,11 @@ class Serving:
         """From now on somebody waits when the loop is held."""
         if not self._is_watched:
             self._is_watched = True
-            self._watchdog.install(asyncio.get_running_loop(), but=Door.__call__.__code__)
+            self._watchdog.install(asyncio.get_running_loop(), but=ListenerMiddleware.__call__.__code__)
 
     # Serving.
 
-    def _here(self, tasks: Boundary, built: Built) -> list[asyncio.Task[None]]:
+    def _here(self, tasks: Boundary, built: ServerParts) -> list[asyncio.Task[None]]:
         """What every server does."""
         kernel, front, store = built.kernel, built.front, built.kernel.store
         space = Space(Path(self._settings.data_dir) / "fleetplane.db", lambda: store.statistics().writable)
@@ -241,7 +241,7 @@ class Serving:
             begun += [tasks.keep(f"here/{type(one).__name__}", one.run_here) for one in built.domains]
         return begun
 
-    async def _stand_by(self, built: Built, standby: Standby) -> None:
+    async def _stand_by(self, built: ServerParts, standby: Standby) -> None:
         """Until it is this server's turn, or it is stopped, or what it knows is stale."""
         gate, front = built.gate, built.front
         assert gate is not None
@@ -267,7 +267,7 @@ class Serving:
 
     # Leading.
 
-    async def _take_over(self, built: Built, stack: contextlib.AsyncExitStack) -> None:
+    async def _take_over(self, built: ServerParts, stack: contextlib.AsyncExitStack) -> None:
         """Become the active server, with all that is connected to this one."""
         led = self._turn.result()
         self.leads = True
@@ -281,7 +281,7 @@ class Serving:
         await built.front.open(stack, grace_seconds=grace, stands_by=False)
         built.opened()
 
-    def _active(self, tasks: Boundary, built: Built) -> list[asyncio.Task[None]]:
+    def _active(self, tasks: Boundary, built: ServerParts) -> list[asyncio.Task[None]]:
         """What one server does for all."""
         kernel, store, clock = built.kernel, built.kernel.store, built.kernel.clock
         keeper = _audit_keeper(self._settings, self._keys, store, clock)
@@ -298,7 +298,7 @@ class Serving:
         begun.append(tasks.essential("store", self._turn.result().writing()))
         return begun
 
-    async def _ready(self, built: Built, stack: contextlib.AsyncExitStack) -> None:
+    async def _ready(self, built: ServerParts, stack: contextlib.AsyncExitStack) -> None:
         """Say that this server takes every call, until it is stopped."""
         front, addresses = built.front, built.front.addresses
         await front.health.serving()
@@ -312,7 +312,7 @@ class Serving:
 
     # Ending.
 
-    async def _drain(self, built: Built) -> None:
+    async def _drain(self, built: ServerParts) -> None:
         grace = self._settings.shutdown.grace_seconds
         log.info("server.stopping", grace_seconds=grace)
         ready_file.tell_supervisor(self._supervisor, "STOPPING=1")
@@ -322,14 +322,14 @@ class Serving:
         built.front.stop_accepting()
         await built.drain(grace)
 
-    async def _given_up(self, built: Built) -> None:
+    async def _given_up(self, built: ServerParts) -> None:
         """End watches, each with where to go on, and streams of agents, of a server that stands by."""
         built.front.ops.readiness = Readiness.DRAINING
         if not self.leads:
             await built.drain(GRACE_SECONDS)
 
 
-class Built:
+class ServerParts:
     """The parts of one server."""
 
     def __init__(
@@ -360,7 +360,9 @@ class Built:
         registry.register(AttentionCollector(kernel.attention))
         if kernel.telemetry is not None:
             registry.register(TelemetryCollector(kernel.telemetry))
-        registry.register(Merged(collector for domain in self.domains for collector in domain.collectors))
+        registry.register(
+            MergedMetrics(collector for domain in self.domains for collector in domain.collectors)
+        )
 
     def opened(self) -> None:
         """Listeners are open, or more of them."""

@@ -25,7 +25,7 @@ from fleetplane.domains import discovery
 from fleetplane.domains.declaration import load as load_reference
 from fleetplane.environment import PREFIX
 from fleetplane.kernel.errors import SettingsError
-from fleetplane.sections.base import Section, is_secret, is_secret_file
+from fleetplane.sections.base import SettingsSection, is_secret, is_secret_file
 from fleetplane.sections.bus import BusSection
 from fleetplane.sections.listeners import ListenerSettings, ListenersSettings
 from fleetplane.sections.openid import OpenIDSettings
@@ -41,7 +41,7 @@ from fleetplane.sections.process import (
 )
 from fleetplane.sections.rollouts import RolloutSettings
 
-S = TypeVar("S", bound=Section)
+S = TypeVar("S", bound=SettingsSection)
 
 SECRET_FILE_BYTES = 4096
 """An address with a password and several hosts is some hundreds."""
@@ -58,7 +58,7 @@ CLIENT_VARIABLES = frozenset(
 """Variables of the command line's clients, which share our prefix; domains declare further ones."""
 
 
-class Settings(Section, frozen=True):
+class Settings(SettingsSection, frozen=True):
     """The server's own settings. `schema` adds a table for each domain and listener that is installed."""
 
     data_dir: str = "./fleetplane-data"
@@ -99,10 +99,10 @@ class Settings(Section, frozen=True):
     def domains(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(self.only)) or domain_names()
 
-    def section(self, domain: str) -> Section:
+    def section(self, domain: str) -> SettingsSection:
         """The table of a domain."""
         found = getattr(self, _field(domain))
-        assert isinstance(found, Section)
+        assert isinstance(found, SettingsSection)
         return found
 
     def of(self, kind: type[S]) -> S:
@@ -196,11 +196,11 @@ def assignments(texts: Sequence[str]) -> dict[str, str]:
     return pairs
 
 
-def known_keys(section: type[Section] | None = None, path: str = "") -> Iterator[tuple[str, Any]]:
+def known_keys(section: type[SettingsSection] | None = None, path: str = "") -> Iterator[tuple[str, Any]]:
     """Every setting's dotted key and type."""
     for field in msgspec.structs.fields(section or schema()):
         key = f"{path}{field.encode_name}"
-        if isinstance(field.type, type) and issubclass(field.type, Section):
+        if isinstance(field.type, type) and issubclass(field.type, SettingsSection):
             yield from known_keys(field.type, f"{key}.")
         else:
             yield key, field.type

@@ -9,7 +9,7 @@ from support.gpus.device_api_double import DeviceApiDouble, eventually
 from support.gpus.nvml_stub import FakeDriver, compile_stub, uuid
 from support.shared.cli_runner import Invoke, execute, spawn
 
-from fleetplane.domains.gpus.agent.library import EventKind
+from fleetplane.domains.gpus.agent.library import DriverEventKind
 
 
 def test_without_a_driver_it_says_so_in_one_line_and_exits_8(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_the_process_reads_a_driver_root_and_enumerates_again_on_sighup(
     agent = spawn("agent", "gpu", "--driver-root", str(tmp_path / "driver"), "--address", device_api.address)
     try:
         eventually(lambda: set(device_api.gpus) == {uuid(0), uuid(1)})
-        fake.event(0, EventKind.XID, 79)
+        fake.event(0, DriverEventKind.XID, 79)
 
         def reason() -> str:
             held = device_api.condition(uuid(0))

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from support.gpus.device_api_double import DeviceApiDouble, eventually
 from support.shared.cli_runner import COMMAND, Invoke, execute, spawn
 
-from fleetplane.cli.main import Verbs, fleetplane
+from fleetplane.cli.main import MainVerbs, fleetplane
 from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2
 
 HEAVY = ("grpc", "sqlalchemy", "rich", "structlog", "google.protobuf", "asyncio", "httpx")
@@ -22,7 +22,7 @@ HEAVY = ("grpc", "sqlalchemy", "rich", "structlog", "google.protobuf", "asyncio"
 def test_help_names_every_verb_and_the_exit_codes() -> None:
     result = CliRunner().invoke(fleetplane, ["--help"])
     assert result.exit_code == 0
-    for word in (*Verbs.entries, "124", "timeout"):
+    for word in (*MainVerbs.entries, "124", "timeout"):
         assert word in result.output
 
 

@@ -10,7 +10,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from fleetplane.cli.output import Table, emit_table
+from fleetplane.cli.output import PrintedTable, emit_table
 from fleetplane.cli.progress import drawing, working
 
 
@@ -70,7 +70,7 @@ def test_an_empty_list_says_where_was_looked(words: tuple[str, ...], told: str) 
     @click.option("--server", default="")
     @click.option("--context", default="")
     def verb(**_: str) -> None:
-        emit_table(Table(columns=("RUN",), rows=[], empty="no runs"))
+        emit_table(PrintedTable(columns=("RUN",), rows=[], empty="no runs"))
 
     done = CliRunner().invoke(verb, words)
     assert (done.stdout, done.stderr) == ("", told)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.instances.instance_fault_lab import FaultLab, fault, wait_for
 
-from fleetplane.domains.instances.kinds import Drain, Instance
+from fleetplane.domains.instances.kinds import DrainState, Instance
 from fleetplane.domains.instances.rules import decide as rules
 
 SIZE = 4
@@ -82,7 +82,7 @@ def test_killed_at_random_while_growing_the_group_converges(tmp_path: Path) -> N
 # Shrinking
 
 
-def drains(lab: FaultLab) -> dict[str, Drain]:
+def drains(lab: FaultLab) -> dict[str, DrainState]:
     found = lab.records().values()
     return {one.name: one.status.drain for one in found if one.status is not None and one.status.drain}
 
@@ -91,7 +91,7 @@ def gone(lab: FaultLab) -> list[Instance]:
     return [one for one in lab.records().values() if rules.state(one) is rules.State.DELETED]
 
 
-def assert_each_had_its_drain(lab: FaultLab, promised: dict[str, Drain]) -> None:
+def assert_each_had_its_drain(lab: FaultLab, promised: dict[str, DrainState]) -> None:
     missing = set(lab.records()) - lab.machines()
     for name in missing:
         status = lab.records()[name].status
@@ -148,7 +148,7 @@ def test_killed_at_random_while_draining_the_group_converges(tmp_path: Path) -> 
     grow(lab)
     lab.register_everyone()
     lab.configure(0, delay_seconds=0.05)
-    promised: dict[str, Drain] = {}
+    promised: dict[str, DrainState] = {}
     for _ in range(5):
         with lab.server():
             time.sleep(dice.uniform(0, 0.3))

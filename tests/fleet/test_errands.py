@@ -11,7 +11,7 @@ from support.shared.three_stores import three_stores
 from support.shared.virtual_loop import run
 from support.shared.virtual_servers import VirtualServer, until, virtual_servers
 
-from fleetplane.fleet.errands import ERRAND, OPEN_LIMIT, TENANT_LIMIT, Errands, Refused, rebuilt
+from fleetplane.fleet.errands import ERRAND, OPEN_LIMIT, TENANT_LIMIT, Errands, RemoteRefusal, rebuilt
 from fleetplane.kernel.errors import FailedPrecondition, NotFound, ResourceExhausted, Unavailable
 from fleetplane.kernel.kinds import KERNEL_KINDS
 from fleetplane.kernel.store import Store
@@ -156,5 +156,5 @@ def test_the_successor_of_an_active_server_that_died_answers_what_it_was_asked()
 
 
 def test_an_error_of_a_sort_that_is_not_known_here_is_one_that_passes() -> None:
-    assert isinstance(rebuilt(Refused(reason="NOT_FOUND", message="gone")), NotFound)
-    assert isinstance(rebuilt(Refused(reason="NEVER_HEARD_OF", message="x")), Unavailable)
+    assert isinstance(rebuilt(RemoteRefusal(reason="NOT_FOUND", message="gone")), NotFound)
+    assert isinstance(rebuilt(RemoteRefusal(reason="NEVER_HEARD_OF", message="x")), Unavailable)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from fleetplane.domains.instances import figures as of_instances
-from fleetplane.domains.instances.kinds import Report
-from fleetplane.domains.instances.records.reports import Heard
+from fleetplane.domains.instances.kinds import HealthReport
+from fleetplane.domains.instances.records.reports import ReceivedReport
 from fleetplane.fleet import figures as module
 from fleetplane.fleet.figures import CPU, MEMORY, FigureKeeper, Measure, Stretch
 from fleetplane.fleet.resources.common import NoStatus, made_up
@@ -104,7 +104,7 @@ async def test_an_agent_that_reports_without_pause_fills_nothing(
 
 
 def test_a_report_of_an_instance_has_shares_and_rates() -> None:
-    report = Report(
+    report = HealthReport(
         instance="i",
         cpu_usage=12.5,
         memory_usage=40.0,
@@ -113,8 +113,9 @@ def test_a_report_of_an_instance_has_shares_and_rates() -> None:
         received_bytes=5_000,
         sent_bytes=900,
     )
-    then = Heard(
-        at_ns=10 * NS, report=Report(instance="i", dropped_packets=1, received_bytes=1_000, sent_bytes=1_000)
+    then = ReceivedReport(
+        at_ns=10 * NS,
+        report=HealthReport(instance="i", dropped_packets=1, received_bytes=1_000, sent_bytes=1_000),
     )
     assert of_instances.figures(report, then, 20 * NS) == {
         "cpuPercent": 12.5,

@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 from support.instances.agents_rig import BOSS, agents_rig, until
 
-from fleetplane.domains.proxies.agents.ports import AgentOrder, Result, Verb
+from fleetplane.domains.proxies.agents.ports import AgentOrder, AgentResult, AgentVerb
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 
 STREAM = "/nxmesh.agent.v1.AgentService/Stream"
@@ -124,7 +124,7 @@ async def test_a_client_written_from_the_contract_alone_goes_through_a_session(t
                 )
             await until(lambda: rig.deployment_states(enrolled.agent.name) == {update[2]: "success"})
 
-            order = AgentOrder(verb=Verb.STOP, timeout_seconds=9)
+            order = AgentOrder(verb=AgentVerb.STOP, timeout_seconds=9)
             asked = asyncio.create_task(
                 rig.side.commander.order(rig.stored(enrolled.agent.name), order, actor=BOSS)
             )
@@ -132,7 +132,7 @@ async def test_a_client_written_from_the_contract_alone_goes_through_a_session(t
             assert dict(fields(command[4])) == {1: 1, 2: 9}
             said = entry(4, "command_id", command[1].decode()) + entry(4, "success", "true")
             await agent.say(8, chunk(1, "e-1") + chunk(2, "command.result") + said)
-            assert await asked == Result(success=True, message="Nginx stopped successfully")
+            assert await asked == AgentResult(success=True, message="Nginx stopped successfully")
 
             report: Any = channel.unary_unary(REPORT_HEALTH)
             metadata = (("authorization", f"Bearer {enrolled.token}"),)

@@ -28,7 +28,7 @@ from support.edge.edge_site import Rest, Site, a_tenant, new_key, refused, resta
 from support.edge.edge_streams_rig import streams_rig
 from support.edge.shipped_daemon import ShippedDaemon
 
-from fleetplane.domains.edge.nodes.config_layers import Place
+from fleetplane.domains.edge.nodes.config_layers import LayerPlace
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2_grpc
 
 OVERLAP_SECONDS, STALE_SECONDS = 15, 8
@@ -244,7 +244,7 @@ async def test_16_a_pushed_configuration_does_not_end_the_stream_of_a_daemon_in_
         daemon = ShippedDaemon(
             rig.address, node_id=who.node_id, key=who.key, token=who.token, heartbeat_seconds=0.2
         )
-        await rig.layers.put(Place(tenant=who.tenant), {"a": {"b": [1, "x"]}}, actor="user/boss")
+        await rig.layers.put(LayerPlace(tenant=who.tenant), {"a": {"b": [1, "x"]}}, actor="user/boss")
         async with daemon.running():
             pushed = shipped_wire.PushConfig(delta={"a": {"b": [1.0, "x"]}})
             await edge_streams_rig.until(lambda: pushed in daemon.commands)

@@ -19,7 +19,7 @@ from support.instances.original_agent import OriginalAgent, OriginalOperator, Pr
 from support.shared.h2_grpc import GrpcFailed, connect, tls_context
 
 from fleetplane.domains.instances.providers.contract import CreateRequest, ProviderStatus
-from fleetplane.domains.instances.providers.mock.provider import Fault
+from fleetplane.domains.instances.providers.mock.provider import MockFault
 from fleetplane.domains.instances.records.groups import SilencePolicy
 from fleetplane.domains.instances.rules import decide as rules
 from fleetplane.gen.nstance.v1 import agent_pb2, operator_pb2, registration_pb2
@@ -304,7 +304,7 @@ async def test_what_the_provider_loses_is_replaced_without_a_drain(tmp_path: Pat
             [lost] = [found for found in place.instances() if found.name == request.instance_id]
             assert lost.status is not None
             assert lost.status.drain is not None
-            assert lost.status.drain.reason == rules.Cause.PROVIDER_LOST
+            assert lost.status.drain.reason == rules.RemovalCause.PROVIDER_LOST
             assert lost.status.drain.acked_at_ns is None
 
 
@@ -318,12 +318,12 @@ async def test_a_spot_notice_drains_the_instance_at_once(tmp_path: Path) -> None
             [old] = [i for i in place.instances() if i.name == request.instance_id]
             assert old.status is not None
             assert old.status.drain is not None
-            assert old.status.drain.reason == rules.Cause.SPOT
+            assert old.status.drain.reason == rules.RemovalCause.SPOT
 
 
 async def test_a_lost_answer_of_the_provider_makes_no_second_machine(tmp_path: Path) -> None:
     async with lab(tmp_path) as place:
-        place.provider.script(Fault(operation="create_instance", after=True))
+        place.provider.script(MockFault(operation="create_instance", after=True))
         await place.configure(document())
         await place.domain._groups.refresh()
         [request] = await place.created()

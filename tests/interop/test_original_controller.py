@@ -22,7 +22,7 @@ from support.boards.original_controller import (
 )
 from support.shared.h2_grpc import GrpcFailed
 
-from fleetplane.domains.boards.agent.gpio.chip import Direction
+from fleetplane.domains.boards.agent.gpio.chip import LineDirection
 from fleetplane.gen.pi_agent import pi_agent_pb2 as pi
 
 PLAIN = {**LOCAL, "plaintext": "127.0.0.1:0"}
@@ -143,7 +143,7 @@ async def test_an_input_is_read_with_its_pull_and_never_written(
     assert failed.value.code == FAILED_PRECONDITION
     unspecified = await client.config(27, 0)
     assert unspecified[1] == 1
-    assert node.copper.wires[27].direction is Direction.INPUT
+    assert node.copper.wires[27].direction is LineDirection.INPUT
 
 
 async def test_a_thousand_calls_exhaust_nothing(client: OriginalClient) -> None:
@@ -260,4 +260,4 @@ async def test_pins_are_safe_when_the_agent_stops(tmp_path: Path) -> None:
             await client.write(pin, 1)
     assert [rig.copper.wires[pin].consumer for pin in (18, 23)] == [None, None]
     assert rig.copper.wires[18].history[-1] == 0
-    assert rig.copper.wires[23].direction is Direction.INPUT
+    assert rig.copper.wires[23].direction is LineDirection.INPUT

@@ -16,7 +16,7 @@ from support.edge import shipped_wire as wire
 from support.edge.edge_server_double import EdgeServerDouble, edge_server, until
 from support.edge.shipped_daemon import ShippedDaemon
 
-from fleetplane.domains.edge.kinds import Dialect
+from fleetplane.domains.edge.kinds import PayloadDialect
 from fleetplane.domains.edge.wire import messages as ours
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
 from fleetplane.gen.fleetplane.edge.v1 import legacy_pb2, tolerant_pb2
@@ -83,7 +83,7 @@ def test_its_results_are_known_for_what_they_are() -> None:
         (wire.error("cancelled", "c"), "cancelled"),
     ):
         found, dialect = ours.decode_result(raw)
-        assert (found.outcome, dialect) == (outcome, Dialect.LEGACY)
+        assert (found.outcome, dialect) == (outcome, PayloadDialect.LEGACY)
 
 
 # Habits.
@@ -187,9 +187,9 @@ async def test_a_pushed_text_breaks_its_stream_and_a_struct_does_not(
 ) -> None:
     async with daemon.running():
         await until(lambda: server.hellos)
-        server.send(ours.push_config(Dialect.LEGACY, version="v", document=b'{"a":{"b":[1,"x"]}}'))
+        server.send(ours.push_config(PayloadDialect.LEGACY, version="v", document=b'{"a":{"b":[1,"x"]}}'))
         assert (await server.outcome("cmd.run", sh("true"))).outcome == "ok"
-        server.send(ours.push_config(Dialect.DOCUMENTED, version="v", document=b'{"a":1}'))
+        server.send(ours.push_config(PayloadDialect.DOCUMENTED, version="v", document=b'{"a":1}'))
         await until(lambda: len(server.hellos) == 2)
     assert daemon.broken != []
     assert wire.PushConfig(delta={"a": {"b": [1.0, "x"]}}) in daemon.commands

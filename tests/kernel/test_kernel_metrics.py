@@ -7,7 +7,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, generate_latest
 
 from fleetplane.kernel.kinds import KERNEL_KINDS
-from fleetplane.kernel.reconcile import Reconciler, Result
+from fleetplane.kernel.reconcile import PassResult, Reconciler
 from fleetplane.kernel.reconcile.metrics import ReconcileCollector
 from fleetplane.kernel.sessions.metrics import SessionCollector
 from fleetplane.kernel.sessions.sessions import Session, Sessions
@@ -41,8 +41,8 @@ async def test_the_numbers_of_sessions_are_shown_by_domain() -> None:
 
 
 async def test_the_numbers_of_controllers_are_shown_by_name(tmp_path: Path) -> None:
-    async def nothing(_key: str) -> Result:
-        return Result()
+    async def nothing(_key: str) -> PassResult:
+        return PassResult()
 
     clock, registry = VirtualClock(), CollectorRegistry()
     settings = StoreSettings(path=tmp_path / "state.db")

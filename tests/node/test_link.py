@@ -15,7 +15,7 @@ from fleetplane.domains.instances.agent import transport as instances
 from fleetplane.domains.proxies.agent import server_address as proxies
 from fleetplane.kernel.errors import PermissionDenied, SettingsError, Unauthenticated
 from fleetplane.node import link
-from fleetplane.node.link import LinkLost, LinkOptions, Refused, Trust
+from fleetplane.node.link import LinkLost, LinkOptions, ServerRefused, ServerTrust
 
 OPTIONS = {
     "gpus": gpus.OPTIONS,
@@ -91,14 +91,14 @@ def test_which_answers_are_final_is_the_protocols_to_say(agent: str, refusals: s
     found = {
         code.name
         for code in grpc.StatusCode
-        if isinstance(link.translated(failed(code), OPTIONS[agent]), Refused)
+        if isinstance(link.translated(failed(code), OPTIONS[agent]), ServerRefused)
     }
     assert found == refusals
 
 
 def test_a_refusal_keeps_its_status_and_a_lost_link_its_words() -> None:
     refused = edge.translated(failed(grpc.StatusCode.UNAUTHENTICATED))
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, ServerRefused)
     assert refused.code is grpc.StatusCode.UNAUTHENTICATED
     assert refused.reason == "REFUSED"
     assert not isinstance(refused, PermissionDenied)  # exit code 1, not 5
@@ -128,16 +128,16 @@ def test_an_authority_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 
 def test_trust_never_shows_a_key() -> None:
-    assert "secret" not in repr(Trust(roots_pem=b"r", key_pem=b"secret", certificate_pem=b"c"))
+    assert "secret" not in repr(ServerTrust(roots_pem=b"r", key_pem=b"secret", certificate_pem=b"c"))
 
 
 def test_of_several_errors_the_most_telling_one_is_given() -> None:
     group = BaseExceptionGroup(
         "", [LinkLost("the stream has ended"), BaseExceptionGroup("", [failed(grpc.StatusCode.ABORTED)])]
     )
-    kinds = (Refused, proxies.Superseded, LinkLost)
+    kinds = (ServerRefused, proxies.TokenSuperseded, LinkLost)
     found = link.most_telling(list(link.causes(group)), kinds, proxies.translated)
-    assert isinstance(found, proxies.Superseded)
+    assert isinstance(found, proxies.TokenSuperseded)
     assert link.most_telling([Unauthenticated("no")], kinds, proxies.translated).message == (
         "the server ended the stream"
     )

@@ -13,7 +13,7 @@ import pytest
 
 from fleetplane.kernel.errors import FleetplaneError
 from fleetplane.node import link
-from fleetplane.node.link import LinkLost, LinkOptions, Refused
+from fleetplane.node.link import LinkLost, LinkOptions, ServerRefused
 from fleetplane.node.writer import QUEUE_LIMIT, StreamWriter
 
 OPTIONS = LinkOptions(refusals=frozenset({grpc.StatusCode.PERMISSION_DENIED}))
@@ -97,11 +97,11 @@ async def test_how_the_stream_ended_is_told_by_the_writer() -> None:
         await until(writer._call.done)
         with pytest.raises(LinkLost):
             await writer.send(b"late")
-        with pytest.raises(Refused, match="PERMISSION_DENIED: not you"):
+        with pytest.raises(ServerRefused, match="PERMISSION_DENIED: not you"):
             await running
         with pytest.raises(LinkLost):
             await writer.send(b"later")
-        with pytest.raises(Refused):
+        with pytest.raises(ServerRefused):
             await writer.first(b"again")
 
 
@@ -117,7 +117,7 @@ async def test_whoever_waits_is_let_go_when_the_stream_ends() -> None:
         async with asyncio.timeout(60):
             outcomes = await asyncio.gather(*senders, return_exceptions=True)
             (told,) = await asyncio.gather(running, return_exceptions=True)
-        assert isinstance(told, LinkLost | Refused)
+        assert isinstance(told, LinkLost | ServerRefused)
         assert {type(one) for one in outcomes} == {LinkLost, type(None)}
         assert isinstance(outcomes[-1], LinkLost)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetplane.rpc.serving.status import Status, encode_message, log_level
+from fleetplane.rpc.serving.status import GrpcStatus, encode_message, log_level
 
 
 @given(st.text(max_size=200))
@@ -31,7 +31,7 @@ def test_a_long_text_is_cut_between_characters(piece: str) -> None:
 
 
 def test_a_status_without_text_is_one_field() -> None:
-    assert Status(code=5).headers() == [(b"grpc-status", b"5")]
+    assert GrpcStatus(code=5).headers() == [(b"grpc-status", b"5")]
 
 
 @pytest.mark.parametrize(

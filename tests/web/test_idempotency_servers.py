@@ -27,7 +27,7 @@ from fleetplane.kernel.unbroken import finish
 from fleetplane.web.rest import idempotency
 from fleetplane.web.rest.family import FamilyText, RestFamily
 from fleetplane.web.rest.gate import OperatorCaller, RoleGate
-from fleetplane.web.rest.idempotency import USED_KEY, Kept
+from fleetplane.web.rest.idempotency import USED_KEY, KeptAnswer
 from fleetplane.web.rest.routes import Answer, Call, Headers, Route, RouteTable
 
 ROUNDS = int(os.environ.get("CONTESTED_KEYS", "60"))
@@ -257,7 +257,7 @@ def test_what_was_recorded_before_keys_were_claims_is_still_answered() -> None:
             one = found[0]
             digest = one.family._answers.digest("maker", "POST /t/promised", "k")
             expires = one.floor.clock.now_ns() // 1_000_000_000 + 60
-            kept = Kept(fingerprint=hashlib.sha256(b"1").digest(), status=201, body=b'{"name":"old"}')
+            kept = KeptAnswer(fingerprint=hashlib.sha256(b"1").digest(), status=201, body=b'{"name":"old"}')
             name = f"things/idempotency/{expires:012d}/{digest}"
             sealed = one.floor.master.seal(msgspec.msgpack.encode(kept), purpose=name)
             await one.store.put_secret(name, sealed)

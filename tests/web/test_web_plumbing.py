@@ -19,14 +19,14 @@ from fleetplane.kernel.errors import FleetplaneError, SettingsError
 from fleetplane.kernel.resources import Resource
 from fleetplane.kernel.values.times import spelled as told
 from fleetplane.web import times
-from fleetplane.web.documents import Document, Documents
+from fleetplane.web.documents import Documents, WebDocument
 from fleetplane.web.metrics import GatewayCollector
 from fleetplane.web.ops import Mount, OpsApp, Readiness
 from fleetplane.web.rest import bodies, openapi
 from fleetplane.web.rest.app import application
 from fleetplane.web.rest.gateway import Gateway
 from fleetplane.web.rest.pages import Paging, in_order, listing
-from fleetplane.web.rest.problems import Code, Held, Problem, Rejected, refusal
+from fleetplane.web.rest.problems import Code, ConflictBlocker, Problem, Rejected, refusal
 from fleetplane.web.rest.routes import (
     Answer,
     Call,
@@ -94,7 +94,7 @@ def test_every_error_has_its_status_and_code(error: Exception, status: int, code
 
 def test_details_name_fields_and_holders_and_are_bounded() -> None:
     many = [Problem(field=str(n), message="x", code=Code.IN_USE) for n in range(500)]
-    assert len(json.loads(refusal(Held("in use", many), "r").body)["error"]["details"]) == 100
+    assert len(json.loads(refusal(ConflictBlocker("in use", many), "r").body)["error"]["details"]) == 100
     taken = errors.AlreadyExists("taken", field="slug")
     assert json.loads(refusal(taken, "r").body)["error"]["details"] == [
         {"field": "slug", "message": "taken", "code": "NOT_UNIQUE"}
@@ -239,7 +239,7 @@ def test_the_gateway_counts_its_answers_and_refusals() -> None:
 
 
 async def test_mounted_applications_get_what_lies_below_their_path_and_nothing_else() -> None:
-    pages = Documents({"/docs": Document(content_type="text/plain", content=lambda: b"page")})
+    pages = Documents({"/docs": WebDocument(content_type="text/plain", content=lambda: b"page")})
     seen = []
 
     async def api(scope: Any, _receive: Any, send: Any) -> None:

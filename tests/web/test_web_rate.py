@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetplane.web.rest.rate import RateLimit
+from fleetplane.web.rest.rate import RestRate
 
 
 def test_a_fresh_caller_has_the_whole_limit_and_not_one_more() -> None:
-    limit = RateLimit(3)
+    limit = RestRate(3)
     answers = [limit.take("a", now=120.0) for _ in range(4)]
 
     assert [answer.allowed for answer in answers] == [True, True, True, False]
@@ -18,13 +18,13 @@ def test_a_fresh_caller_has_the_whole_limit_and_not_one_more() -> None:
 
 
 def test_callers_do_not_share() -> None:
-    limit = RateLimit(1)
+    limit = RestRate(1)
     assert limit.take("a", now=0.0).allowed
     assert limit.take("b", now=0.0).allowed
 
 
 def test_the_end_of_a_minute_does_not_double_the_limit() -> None:
-    limit = RateLimit(60)
+    limit = RestRate(60)
     for _ in range(60):
         assert limit.take("a", now=59.9).allowed
     assert not limit.take("a", now=60.1).allowed
@@ -34,7 +34,7 @@ def test_the_end_of_a_minute_does_not_double_the_limit() -> None:
 
 @given(st.lists(st.floats(0, 0.5), min_size=1, max_size=400))
 def test_who_waits_as_told_gets_in(steps: list[float]) -> None:
-    limit, now = RateLimit(20), 1000.0
+    limit, now = RestRate(20), 1000.0
     for step in steps:
         now += step
         answer = limit.take("a", now=now)
@@ -44,7 +44,7 @@ def test_who_waits_as_told_gets_in(steps: list[float]) -> None:
 
 
 def test_only_so_many_callers_are_remembered() -> None:
-    limit = RateLimit(1, callers_limit=2)
+    limit = RestRate(1, callers_limit=2)
     for caller in "abc":
         assert limit.take(caller, now=0.0).allowed
     assert limit.take("a", now=0.0).allowed, "a was forgotten"

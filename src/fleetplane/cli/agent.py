@@ -7,18 +7,18 @@ from typing import ClassVar
 
 import click
 
-from fleetplane.cli.lazy import DeclaredGroup, Entry
+from fleetplane.cli.lazy import DeclaredGroup, LazyEntry
 
 
-class Agents(DeclaredGroup):
+class AgentVerbs(DeclaredGroup):
     kind = "agents"
-    entries: ClassVar[Mapping[str, Entry]] = {
-        "launch": Entry(
+    entries: ClassVar[Mapping[str, LazyEntry]] = {
+        "launch": LazyEntry(
             target="fleetplane.cli.upgrades.launch:launch", help="Run an agent that its server can upgrade."
         )
     }
 
 
-@click.group(cls=Agents)
+@click.group(cls=AgentVerbs)
 def agent() -> None:
     """Run the node side: report on this machine."""

@@ -10,7 +10,7 @@ import click
 
 from fleetplane.cli.clients.owner_options import config_option, context_option, data_dir_option
 from fleetplane.cli.clients.rest_client import connect, rest_options
-from fleetplane.cli.lazy import Entry, LazyGroup
+from fleetplane.cli.lazy import LazyEntry, LazyGroup
 from fleetplane.cli.progress import working
 
 if TYPE_CHECKING:
@@ -21,15 +21,15 @@ VERIFY_SECONDS = 600.0
 """A log of some million entries is read and hashed in that time."""
 
 
-class Verbs(LazyGroup):
-    entries: ClassVar[Mapping[str, Entry]] = {
-        "list": Entry(
+class AuditVerbs(LazyGroup):
+    entries: ClassVar[Mapping[str, LazyEntry]] = {
+        "list": LazyEntry(
             target="fleetplane.cli.resources.audit:list_entries", help="Show or follow who changed what."
         ),
     }
 
 
-@click.group(cls=Verbs)
+@click.group(cls=AuditVerbs)
 def audit() -> None:
     """Work with the audit log."""
 

@@ -26,12 +26,12 @@ def backup(
     The copy is checked before it gets its name: that the database is whole, that its audit log is intact
     under the master key, and that every byte can be read back. Keep the master key elsewhere.
     """
-    from fleetplane.backups import Contents, make
+    from fleetplane.backups import BackupContents, make
     from fleetplane.offline import DataDirectory
 
     place = DataDirectory.of(data_dir, config)
     with working(f"writing and checking {target}"):
-        made = make(place, target, Contents(telemetry=with_telemetry, key=with_key))
+        made = make(place, target, BackupContents(telemetry=with_telemetry, key=with_key))
     click.echo(f"{target}: revision {made.revision}, {len(made.files)} files, verified")
 
 

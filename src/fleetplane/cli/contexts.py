@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fleetplane.cli.output import Cell, Format, Table, emit, format_option, say
+from fleetplane.cli.output import Cell, Format, PrintedTable, emit, format_option, say
 from fleetplane.cli.parameters import DURATION
 from fleetplane.client.contexts import LOCAL, Context, ContextFile, Contexts, check_name
 
@@ -245,7 +245,7 @@ def list_contexts(output: Format) -> None:
         ]
         for one in data
     ]
-    emit(output, data, Table(columns=("", "NAME", "SERVER", "SCOPE"), rows=rows, empty=""))
+    emit(output, data, PrintedTable(columns=("", "NAME", "SERVER", "SCOPE"), rows=rows, empty=""))
 
 
 def sorted_contexts(contexts: Contexts) -> list[Context]:
@@ -303,7 +303,7 @@ def show_context(name: str, output: Format) -> None:
         for key, value in told.items()
         if value is not None
     ]
-    emit(output, told, Table(columns=("FIELD", "VALUE"), rows=rows, empty=""))
+    emit(output, told, PrintedTable(columns=("FIELD", "VALUE"), rows=rows, empty=""))
 
 
 @context.command("delete")

@@ -59,28 +59,28 @@ class CommandFailed(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class ExitFailure:
     code: Exit
     line: str
 
 
-def explain(error: BaseException) -> Failure | None:
+def explain(error: BaseException) -> ExitFailure | None:
     """The failure in words, or None for an error nobody foresaw, which deserves its traceback."""
     match error:
         case BaseExceptionGroup(exceptions=(first, *_)):
             return explain(first)
         case CommandFailed():
-            return Failure(code=error.code, line=_line(error.message, error.hint))
+            return ExitFailure(code=error.code, line=_line(error.message, error.hint))
         case FleetplaneError():
             code = BY_GRPC_CODE.get(error.grpc_code, Exit.FAILURE)
-            return Failure(code=code, line=_line(error.message, error.advice))
+            return ExitFailure(code=code, line=_line(error.message, error.advice))
         case TimeoutError():
-            return Failure(code=Exit.TIMEOUT, line=_line(str(error) or "the time is up"))
+            return ExitFailure(code=Exit.TIMEOUT, line=_line(str(error) or "the time is up"))
         case OSError():
-            return Failure(code=Exit.FAILURE, line=_line(str(error)))
+            return ExitFailure(code=Exit.FAILURE, line=_line(str(error)))
         case ModuleNotFoundError(name=str(name)) if not name.startswith("fleetplane") and _is_agent_only():
             hint = "pip install fleetplane brings it; fleetplane-agent has only what agents need"
-            return Failure(code=Exit.FAILURE, line=_line(f"{name} is not installed", hint))
+            return ExitFailure(code=Exit.FAILURE, line=_line(f"{name} is not installed", hint))
         case _:
             return _explain_rpc(error)
 
@@ -96,7 +96,7 @@ def _is_agent_only() -> bool:
     return False
 
 
-def _explain_rpc(error: BaseException) -> Failure | None:
+def _explain_rpc(error: BaseException) -> ExitFailure | None:
     grpc = sys.modules.get("grpc")
     if grpc is None or not isinstance(error, grpc.RpcError) or not hasattr(error, "code"):
         return None
@@ -108,7 +108,7 @@ def _explain_rpc(error: BaseException) -> Failure | None:
         hint = "is `fleetplane server` running there? --address names another place"
     if code is Exit.TIMEOUT:
         details, hint = "no answer in time", "--timeout gives it longer"
-    return Failure(code=code, line=_line(f"{status.name.lower().replace('_', ' ')}: {details}", hint))
+    return ExitFailure(code=code, line=_line(f"{status.name.lower().replace('_', ' ')}: {details}", hint))
 
 
 def _line(message: str, hint: str = "") -> str:

@@ -14,7 +14,7 @@ from urllib.parse import quote
 import click
 
 from fleetplane.cli.clients.rest_client import connect, rest_options
-from fleetplane.cli.output import Cell, Format, Table, emit, format_option
+from fleetplane.cli.output import Cell, Format, PrintedTable, emit, format_option
 from fleetplane.cli.resources.kinds import complete_targets
 from fleetplane.client.places import Place, is_remote, owner_directory
 
@@ -82,7 +82,7 @@ def _show_object(what: Sequence[str], place: Place, output: Format, *, scope: st
     return True
 
 
-def explanation_table(found: Mapping[str, Any]) -> Table:
+def explanation_table(found: Mapping[str, Any]) -> PrintedTable:
     """What stands in an object's way, as the resource API tells it. Pure."""
     about = found.get("object") or {}
     rows = []
@@ -98,7 +98,7 @@ def explanation_table(found: Mapping[str, Any]) -> Table:
             for code, message in told
         ]
     empty = f"{about.get('resource')}/{about.get('name')} in {about.get('scope')}: {CLEAR}"
-    return Table(columns=COLUMNS, rows=rows, empty=empty)
+    return PrintedTable(columns=COLUMNS, rows=rows, empty=empty)
 
 
 def _row(by: Any, looked: Any, again: Any, code: Any, why: Any) -> list[Cell]:
@@ -157,7 +157,7 @@ def _show(found: Mapping[str, Any], output: Format) -> None:
             for code, message in told
         ]
     empty = f"{found['kind']} {found['name']} in {found['scope']}: {CLEAR}"
-    emit(output, found, Table(columns=COLUMNS, rows=rows, empty=empty))
+    emit(output, found, PrintedTable(columns=COLUMNS, rows=rows, empty=empty))
 
 
 def _about(reason: Mapping[str, Any]) -> str:
@@ -196,4 +196,4 @@ def _show_kinds(place: Place, output: Format) -> None:
         for kind in domain.kinds
     ]
     rows = [[Cell(text=text) for text in one.values()] for one in data]
-    emit(output, data, Table(columns=("DOMAIN", "KIND", "TELLS"), rows=rows, empty="no kinds"))
+    emit(output, data, PrintedTable(columns=("DOMAIN", "KIND", "TELLS"), rows=rows, empty="no kinds"))

@@ -12,7 +12,7 @@ import click
 
 from fleetplane.cli.clients.rest_client import connect, rest_options
 from fleetplane.cli.explain import plain
-from fleetplane.cli.output import Cell, Format, Table, emit, format_option
+from fleetplane.cli.output import Cell, Format, PrintedTable, emit, format_option
 from fleetplane.cli.parameters import DURATION
 from fleetplane.client.places import Place, is_remote, owner_directory
 
@@ -136,7 +136,7 @@ def freezes(output: Format, **where: Any) -> None:
         for one in found
     ]
     columns = ("DOMAINS", "SCOPE", "SINCE", "ENDS", "BY", "REASON")
-    emit(output, found, Table(columns=columns, rows=rows, empty="Nothing is frozen."))
+    emit(output, found, PrintedTable(columns=columns, rows=rows, empty="Nothing is frozen."))
 
 
 def _told(freeze: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class LazyEntry:
     target: str
     """`module:attribute` of a click command."""
     help: str
@@ -27,13 +27,13 @@ class Entry:
 class LazyGroup(click.Group):
     """A group by table. The help of a command in the table stands in the table too."""
 
-    entries: ClassVar[Mapping[str, Entry]] = {}
+    entries: ClassVar[Mapping[str, LazyEntry]] = {}
 
-    def table(self) -> Mapping[str, Entry]:
+    def table(self) -> Mapping[str, LazyEntry]:
         """The commands that are imported when they run; groups that learn of more add them here."""
         return self.entries
 
-    def own_entry(self, name: str) -> Entry | None:
+    def own_entry(self, name: str) -> LazyEntry | None:
         """A command that is known without looking at what else is installed."""
         return self.entries.get(name)
 
@@ -80,7 +80,7 @@ class DeclaredGroup(LazyGroup):
 
     kind: ClassVar[Literal["verbs", "agents"]]
 
-    def own_entry(self, name: str) -> Entry | None:
+    def own_entry(self, name: str) -> LazyEntry | None:
         """Domains of ours are found in our own folder: reading what is installed costs an agent megabytes."""
         if (known := super().own_entry(name)) is not None:
             return known
@@ -88,14 +88,14 @@ class DeclaredGroup(LazyGroup):
 
         return self._entries(own.declarations()).get(name)
 
-    def table(self) -> Mapping[str, Entry]:
+    def table(self) -> Mapping[str, LazyEntry]:
         from fleetplane.domains import discovery
 
         return {**self._entries(discovery.installed().declarations), **self.entries}
 
-    def _entries(self, declarations: Iterable[Declaration]) -> dict[str, Entry]:
+    def _entries(self, declarations: Iterable[Declaration]) -> dict[str, LazyEntry]:
         return {
-            verb.name: Entry(target=verb.target, help=verb.help)
+            verb.name: LazyEntry(target=verb.target, help=verb.help)
             for domain in declarations
             for verb in (domain.verbs if self.kind == "verbs" else domain.agents)
         }

@@ -12,121 +12,127 @@ import click
 from fleetplane import __version__, environment
 from fleetplane.cli import stdio as streams
 from fleetplane.cli.exits import Exit, explain
-from fleetplane.cli.lazy import DeclaredGroup, Entry
+from fleetplane.cli.lazy import DeclaredGroup, LazyEntry
 
 
-class Verbs(DeclaredGroup):
+class MainVerbs(DeclaredGroup):
     kind = "verbs"
-    entries: ClassVar[Mapping[str, Entry]] = {
-        "server": Entry(target="fleetplane.cli.server:server", help="Run the control plane."),
-        "demo": Entry(
+    entries: ClassVar[Mapping[str, LazyEntry]] = {
+        "server": LazyEntry(target="fleetplane.cli.server:server", help="Run the control plane."),
+        "demo": LazyEntry(
             target="fleetplane.cli.demo.demo:demo", help="Start a server with something of every fleet in it."
         ),
-        "agent": Entry(
+        "agent": LazyEntry(
             target="fleetplane.cli.agent:agent", help="Run the node side: report on this machine."
         ),
-        "tokens": Entry(
+        "tokens": LazyEntry(
             target="fleetplane.cli.tokens:tokens",
             help="Tokens of those who act on the server from elsewhere.",
         ),
-        "revocations": Entry(
+        "revocations": LazyEntry(
             target="fleetplane.cli.revocations:revocations",
             help="Which agents know who may no longer come in.",
         ),
-        "explain": Entry(target="fleetplane.cli.explain:explain", help="Why is something not happening?"),
-        "freeze": Entry(
+        "explain": LazyEntry(target="fleetplane.cli.explain:explain", help="Why is something not happening?"),
+        "freeze": LazyEntry(
             target="fleetplane.cli.freeze:freeze", help="Stop controllers of a domain from acting."
         ),
-        "unfreeze": Entry(target="fleetplane.cli.freeze:unfreeze", help="Let controllers act again."),
-        "freezes": Entry(
+        "unfreeze": LazyEntry(target="fleetplane.cli.freeze:unfreeze", help="Let controllers act again."),
+        "freezes": LazyEntry(
             target="fleetplane.cli.freeze:freezes", help="List freezes, with who set them and why."
         ),
-        "get": Entry(
+        "get": LazyEntry(
             target="fleetplane.cli.resources.get:get",
             help="Show objects of any kind.",
         ),
-        "describe": Entry(
+        "describe": LazyEntry(
             target="fleetplane.cli.resources.get:describe", help="Show everything about objects, and why."
         ),
-        "watch": Entry(
+        "watch": LazyEntry(
             target="fleetplane.cli.resources.get:watch", help="Follow objects of one kind or several."
         ),
-        "events": Entry(target="fleetplane.cli.resources.get:events", help="Show or follow what happens."),
-        "logs": Entry(
+        "events": LazyEntry(
+            target="fleetplane.cli.resources.get:events", help="Show or follow what happens."
+        ),
+        "logs": LazyEntry(
             target="fleetplane.cli.resources.logs:logs", help="Read or follow what an object writes down."
         ),
-        "top": Entry(
+        "top": LazyEntry(
             target="fleetplane.cli.resources.top:top", help="Show machines and GPUs with their figures."
         ),
-        "whoami": Entry(
+        "whoami": LazyEntry(
             target="fleetplane.cli.resources.people:whoami", help="Show who you are, and your roles."
         ),
-        "can-i": Entry(
+        "can-i": LazyEntry(
             target="fleetplane.cli.resources.people:can_i", help="Ask whether you may do something, and why."
         ),
-        "mcp": Entry(target="fleetplane.cli.resources.mcp:mcp", help="Let an assistant look at the fleet."),
-        "delete": Entry(target="fleetplane.cli.resources.get:delete", help="Delete objects by name."),
-        "plan": Entry(
+        "mcp": LazyEntry(
+            target="fleetplane.cli.resources.mcp:mcp", help="Let an assistant look at the fleet."
+        ),
+        "delete": LazyEntry(target="fleetplane.cli.resources.get:delete", help="Delete objects by name."),
+        "plan": LazyEntry(
             target="fleetplane.cli.resources.plans:plan", help="Show what objects of files would change."
         ),
-        "apply": Entry(
+        "apply": LazyEntry(
             target="fleetplane.cli.resources.plans:apply", help="Make things as files, or a plan, say."
         ),
-        "diff": Entry(
+        "diff": LazyEntry(
             target="fleetplane.cli.resources.plans:diff", help="Compare objects of files with what is there."
         ),
-        "edit": Entry(target="fleetplane.cli.resources.plans:edit", help="Change one object in an editor."),
-        "export": Entry(
+        "edit": LazyEntry(
+            target="fleetplane.cli.resources.plans:edit", help="Change one object in an editor."
+        ),
+        "export": LazyEntry(
             target="fleetplane.cli.resources.plans:export", help="Print all desired state, for `apply -f`."
         ),
-        "kinds": Entry(
+        "kinds": LazyEntry(
             target="fleetplane.cli.resources.get:kinds",
             help="List the kinds of things that there are.",
         ),
-        "login": Entry(
+        "login": LazyEntry(
             target="fleetplane.cli.contexts:login", help="Get to know a server, and keep it as a context."
         ),
-        "open": Entry(
+        "open": LazyEntry(
             target="fleetplane.cli.resources.open_console:open_console",
             help="Print a link that opens the console.",
         ),
-        "context": Entry(
+        "context": LazyEntry(
             target="fleetplane.cli.contexts:context", help="Which servers are known, and which one is meant."
         ),
-        "completion": Entry(
+        "completion": LazyEntry(
             target="fleetplane.cli.completion:completion",
             help="Print what makes bash, zsh or fish complete commands.",
         ),
-        "releases": Entry(
+        "releases": LazyEntry(
             target="fleetplane.cli.upgrades.releases:releases",
             help="Versions of the agents, served to them by the server.",
         ),
-        "run": Entry(
+        "run": LazyEntry(
             target="fleetplane.cli.running.fleet_run:run", help="Run a command on boards or edge daemons."
         ),
-        "rollout": Entry(
+        "rollout": LazyEntry(
             target="fleetplane.cli.rollouts.verbs:rollout", help="Change something on many agents in waves."
         ),
-        "audit": Entry(target="fleetplane.cli.audit:audit", help="Read and verify the audit log."),
-        "backup": Entry(
+        "audit": LazyEntry(target="fleetplane.cli.audit:audit", help="Read and verify the audit log."),
+        "backup": LazyEntry(
             target="fleetplane.cli.backup:backup", help="Copy a server's data, checked; it may be running."
         ),
-        "restore": Entry(
+        "restore": LazyEntry(
             target="fleetplane.cli.backup:restore", help="Put a backup into place, as a new lineage."
         ),
-        "migrate": Entry(
+        "migrate": LazyEntry(
             target="fleetplane.cli.store:migrate", help="Move a stopped server's data to PostgreSQL."
         ),
-        "servers": Entry(
+        "servers": LazyEntry(
             target="fleetplane.cli.store:servers", help="List the servers that share a database."
         ),
-        "store": Entry(
+        "store": LazyEntry(
             target="fleetplane.cli.store:store", help="Decide about the database of a stopped server."
         ),
     }
 
 
-@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=MainVerbs, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, "-V", "--version", message="%(prog)s %(version)s")
 def fleetplane() -> None:
     """One secure control plane for every machine that is not in front of you.

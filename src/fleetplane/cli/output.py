@@ -32,7 +32,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class PrintedTable:
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     empty: str
@@ -50,7 +50,7 @@ format_option = click.option(
 )
 
 
-def emit(output: Format, data: object, table: Table) -> None:
+def emit(output: Format, data: object, table: PrintedTable) -> None:
     """Print `data` for programs or `table` for people; both say the same."""
     match output:
         case Format.JSON:
@@ -61,7 +61,7 @@ def emit(output: Format, data: object, table: Table) -> None:
             emit_table(table)
 
 
-def emit_table(table: Table) -> None:
+def emit_table(table: PrintedTable) -> None:
     if not table.rows:
         say(f"{table.empty}{looked_at()}" if table.empty else "")
         return
@@ -101,7 +101,7 @@ LEAST_WIDTH = 8
 """To which a column is shortened at most: enough to recognise what it holds."""
 
 
-def terminal_table(table: Table, width: int, *, colour: bool) -> str:
+def terminal_table(table: PrintedTable, width: int, *, colour: bool) -> str:
     """A table that fits a window: what is too long is shortened, the widest column first."""
     lines = [list(table.columns), *([flat(cell.text) for cell in row] for row in table.rows)]
     widths = fitted([max(len(line[index]) for line in lines) for index in range(len(table.columns))], width)
@@ -170,7 +170,7 @@ def _dumper() -> type[Any]:
     return Dumper
 
 
-def plain_table(table: Table) -> str:
+def plain_table(table: PrintedTable) -> str:
     lines = [list(table.columns), *([flat(cell.text) for cell in row] for row in table.rows)]
     widths = [max(len(line[index]) for line in lines) for index in range(len(table.columns))]
     return "\n".join(
@@ -179,7 +179,7 @@ def plain_table(table: Table) -> str:
     )
 
 
-def rich_table(table: Table) -> Any:
+def rich_table(table: PrintedTable) -> Any:
     from rich.table import Table as RichTable
     from rich.text import Text
 

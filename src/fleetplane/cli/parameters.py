@@ -39,7 +39,7 @@ class Duration(click.ParamType[float]):
         return seconds
 
 
-class Address(click.ParamType[str]):
+class AddressParameter(click.ParamType[str]):
     """An address as gRPC takes it."""
 
     name = "address"
@@ -72,7 +72,7 @@ class ConditionTerm:
         return f"{self.type}={held.status}" + (f" ({held.reason})" if held.reason else "")
 
 
-class Condition(click.ParamType[ConditionTerm]):
+class ConditionParameter(click.ParamType[ConditionTerm]):
     name = "condition"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> ConditionTerm:
@@ -84,9 +84,9 @@ class Condition(click.ParamType[ConditionTerm]):
         return ConditionTerm(type=kind, status=status.capitalize())
 
 
-CONDITION = Condition()
+CONDITION = ConditionParameter()
 DURATION = Duration()
-ADDRESS = Address()
+ADDRESS = AddressParameter()
 
 address_option = click.option(
     "--address",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fleetplane.cli.clients.owner_options import owner_options
-from fleetplane.cli.output import Cell, Format, Table, emit, format_option
+from fleetplane.cli.output import Cell, Format, PrintedTable, emit, format_option
 from fleetplane.cli.parameters import DURATION
 from fleetplane.client.places import CALL_SECONDS
 
@@ -74,7 +74,7 @@ def _show(answer: pb.GetRevocationUptakeResponse, output: Format) -> None:
         for one in agents
     ]
     columns = ("AGENT", "NAME", "STATE", "LIST", "HEARD")
-    emit(output, data, Table(columns=columns, rows=rows, empty="no agent accepts callers"))
+    emit(output, data, PrintedTable(columns=columns, rows=rows, empty="no agent accepts callers"))
 
 
 def _told(agent: pb.AgentUptake) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from fleetplane.cli.clients.owner_options import config_option, data_dir_option
-from fleetplane.cli.output import Cell, Format, Table, emit, format_option
+from fleetplane.cli.output import Cell, Format, PrintedTable, emit, format_option
 from fleetplane.cli.progress import working
 
 COLUMNS = (
@@ -149,4 +149,4 @@ def servers(data_dir: Path | None, config: Path | None, output: Format) -> None:
         ]
         for one in found
     ]
-    emit(output, data, Table(columns=COLUMNS, rows=rows, empty="no server has used this database yet"))
+    emit(output, data, PrintedTable(columns=COLUMNS, rows=rows, empty="no server has used this database yet"))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fleetplane.cli.clients.rest_client import rest_options
-from fleetplane.cli.output import Cell, Format, Table, emit, format_option
+from fleetplane.cli.output import Cell, Format, PrintedTable, emit, format_option
 from fleetplane.cli.parameters import DURATION
 from fleetplane.client.places import Place, is_remote, owner_directory
 
@@ -108,7 +108,7 @@ def list_tokens(output: Format, **where: Any) -> None:
         for one in (told | {"roles": ",".join(told["roles"])} for told in data)
     ]
     columns = ("NAME", "ROLES", "TENANT", "CREATED", "EXPIRES")
-    emit(output, data, Table(columns=columns, rows=rows, empty="no tokens"))
+    emit(output, data, PrintedTable(columns=columns, rows=rows, empty="no tokens"))
 
 
 def _listed_here(place: Place) -> list[dict[str, Any]]:

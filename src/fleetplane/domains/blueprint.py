@@ -12,10 +12,10 @@ from prometheus_client.registry import Collector
 
 from fleetplane.fleet.explain import ExplainedKind, Readers
 from fleetplane.fleet.freeze import Freezable
-from fleetplane.fleet.people.door import Door
+from fleetplane.fleet.people.door import Authenticators
 from fleetplane.fleet.releases.agents_service import ReleaseAudience
 from fleetplane.fleet.resources.declaration import AnyPublicResource
-from fleetplane.fleet.rollouts.subject import Subject
+from fleetplane.fleet.rollouts.subject import VersionedSubject
 from fleetplane.kernel.access import Grant, Role
 from fleetplane.kernel.attention import Attention
 from fleetplane.kernel.boundary import Boundary
@@ -52,11 +52,13 @@ class Kernel:
     """There if a domain's blueprint asks for it."""
     attention: Attention = field(default_factory=lambda: Attention(SystemClock()))
     """Gaps of this process; consulted before an agent is declared silent."""
-    door: Door = field(init=False)
+    door: Authenticators = field(init=False)
     """Tells who shows a credential, for every surface."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "door", Door(self.operators, self.revocations, Bindings(self.store)))
+        object.__setattr__(
+            self, "door", Authenticators(self.operators, self.revocations, Bindings(self.store))
+        )
 
 
 L = TypeVar("L", bound=ListenerSettings)
@@ -192,7 +194,7 @@ class Blueprint:
     """What a freeze stops; None for a domain that does nothing by itself."""
     resources: Sequence[AnyPublicResource] = ()
     """What of its kinds the resource API shows, and how."""
-    rollouts: Callable[[Any], Sequence[Subject]] | None = None
+    rollouts: Callable[[Any], Sequence[VersionedSubject]] | None = None
     """From the running domain to what of it can be rolled out."""
     releases: ReleaseAudience | None = None
     """How its agents get releases of themselves; None for a domain without agents."""

@@ -14,7 +14,7 @@ GROUP = "fleetplane.domains"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Broken:
+class BrokenDomain:
     """A domain that is installed and cannot be read."""
 
     name: str
@@ -23,9 +23,9 @@ class Broken:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class DiscoveredDomains:
     declarations: tuple[Declaration, ...]
-    broken: tuple[Broken, ...] = ()
+    broken: tuple[BrokenDomain, ...] = ()
 
     def named(self, name: str) -> Declaration:
         """The declaration of that name; a broken one is refused with the package that brought it."""
@@ -43,25 +43,29 @@ class Found:
 
 
 @cache
-def installed() -> Found:
+def installed() -> DiscoveredDomains:
     """Every domain of this installation, in order. Read once: packages do not come and go under a process."""
     return read(entry_points(group=GROUP))
 
 
-def read(points: Iterable[EntryPoint]) -> Found:
+def read(points: Iterable[EntryPoint]) -> DiscoveredDomains:
     """The declarations behind entry points. Two packages with one name, table or listener are refused."""
     found: dict[str, tuple[Declaration, str]] = {}
-    broken: list[Broken] = []
+    broken: list[BrokenDomain] = []
     for point in sorted(set(points), key=lambda point: (point.name, point.value)):
         package = point.dist.name if point.dist is not None else point.value.partition(".")[0]
         try:
             declaration = point.load()
         except Exception as error:
-            broken.append(Broken(name=point.name, package=package, error=f"{type(error).__name__}: {error}"))
+            broken.append(
+                BrokenDomain(name=point.name, package=package, error=f"{type(error).__name__}: {error}")
+            )
             continue
         if not isinstance(declaration, Declaration) or declaration.name != point.name:
             broken.append(
-                Broken(name=point.name, package=package, error=f"{point.value} does not declare {point.name}")
+                BrokenDomain(
+                    name=point.name, package=package, error=f"{point.value} does not declare {point.name}"
+                )
             )
             continue
         if point.name in found and found[point.name][0] != declaration:
@@ -72,7 +76,7 @@ def read(points: Iterable[EntryPoint]) -> Found:
         found[point.name] = (declaration, package)
     _refuse_shared_listeners(found.values())
     declarations = sorted((one for one, _ in found.values()), key=lambda one: (one.order, one.name))
-    return Found(declarations=tuple(declarations), broken=tuple(broken))
+    return DiscoveredDomains(declarations=tuple(declarations), broken=tuple(broken))
 
 
 def _refuse_shared_listeners(found: Iterable[tuple[Declaration, str]]) -> None:

@@ -53,7 +53,7 @@ class ErrandSpec(msgspec.Struct, frozen=True, kw_only=True):
     """When whoever asks has given up; it is not begun any more then."""
 
 
-class Refused(msgspec.Struct, frozen=True, kw_only=True):
+class RemoteRefusal(msgspec.Struct, frozen=True, kw_only=True):
     """An error, as it is told at another server."""
 
     reason: str
@@ -64,7 +64,7 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True):
 
 class ErrandStatus(msgspec.Struct, frozen=True, kw_only=True):
     answer: str = ""
-    refused: Refused | None = None
+    refused: RemoteRefusal | None = None
 
 
 Errand = Resource[ErrandSpec, ErrandStatus]
@@ -205,12 +205,12 @@ class Errands:
             if len(answer.encode()) > ANSWER_LIMIT_BYTES:
                 raise ResourceExhausted(f"the answer has more than {ANSWER_LIMIT_BYTES} bytes")
         except FleetplaneError as error:
-            refused = Refused(
+            refused = RemoteRefusal(
                 reason=error.reason, message=error.message, field=error.field, hint=error.advice
             )
             return ErrandStatus(refused=refused)
         except TimeoutError:
-            return ErrandStatus(refused=Refused(reason=Unavailable.reason, message="it took too long"))
+            return ErrandStatus(refused=RemoteRefusal(reason=Unavailable.reason, message="it took too long"))
         self.done += 1
         return ErrandStatus(answer=answer)
 
@@ -232,7 +232,7 @@ class Errands:
                     await self._forget(found.scope, found.name)
 
 
-def rebuilt(refused: Refused) -> FleetplaneError:
+def rebuilt(refused: RemoteRefusal) -> FleetplaneError:
     """The error that the other server had; by its reason, which says what it means to callers."""
     sort = next((one for one in _errors(FleetplaneError) if one.reason == refused.reason), Unavailable)
     return sort(refused.message, field=refused.field, hint=refused.hint)

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import InvalidArgument
 from fleetplane.kernel.resources import AnyResource
-from fleetplane.kernel.telemetry import Bucket, Point, Telemetry
+from fleetplane.kernel.telemetry import Point, PointBucket, Telemetry
 from fleetplane.kernel.telemetry.values import BUCKETS_LIMIT
 from fleetplane.kernel.values.times import NS
 
@@ -98,7 +98,7 @@ class MeasuredSeries:
     """One measure of one object over time; steps without points are left out."""
 
     measure: Measure
-    buckets: Sequence[Bucket]
+    buckets: Sequence[PointBucket]
 
 
 class FigureKeeper:

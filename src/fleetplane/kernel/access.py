@@ -85,7 +85,7 @@ def built_in_grants(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cause:
+class AccessCause:
     """Why a principal may do something: the role that grants it, where it is held, and what gave it."""
 
     role: Role
@@ -151,16 +151,16 @@ class AccessTable:
             if covers(cause.scope, granted) or covers(granted, cause.scope)
         )
 
-    def causes(self, principal: Principal, permission: Permission) -> tuple[Cause, ...]:
+    def causes(self, principal: Principal, permission: Permission) -> tuple[AccessCause, ...]:
         """What gives a principal a permission somewhere, widest scope first."""
         roles = self._by_permission.get(permission, {})
         found = [
-            Cause(role=role, scope=principal.scope, origin=principal.name)
+            AccessCause(role=role, scope=principal.scope, origin=principal.name)
             for role in sorted(principal.roles)
             if role in roles
         ]
         found += [
-            Cause(role=one.role, scope=one.scope, origin=one.origin)
+            AccessCause(role=one.role, scope=one.scope, origin=one.origin)
             for one in principal.bindings
             if one.role in roles
         ]

@@ -30,7 +30,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Shared by all watchers: where an edge keeps its encoded form, so that fan-out encodes once."""
 
 
-class Batch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class EventBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Whole transactions, up to and including `revision`. Without events: a bookmark."""
 
     revision: int
@@ -39,7 +39,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Like an event's memo, for those who encode whole batches."""
 
 
-class Page(msgspec.Struct, frozen=True, kw_only=True):
+class EventPage(msgspec.Struct, frozen=True, kw_only=True):
     """A stretch of history: every event after the asked revision up to and including `revision`."""
 
     revision: int

@@ -30,7 +30,7 @@ from typing import Any, Protocol, Self
 
 from fleetplane.kernel.access import covers
 from fleetplane.kernel.errors import Compacted, ResourceExhausted, Unavailable
-from fleetplane.kernel.events import Batch, Event, EventType, Page, coalesce, enclosing, revision_of
+from fleetplane.kernel.events import Event, EventBatch, EventPage, EventType, coalesce, enclosing, revision_of
 from fleetplane.kernel.resources import AnyResource
 
 SHARED_BATCHES_LIMIT = 256
@@ -40,16 +40,16 @@ Sink = Callable[[Any], Awaitable[None] | None]
 """Takes what its audience prepared, without waiting: None when done, else what the consumer must await
 before the next."""
 
-_NOTHING = Batch(revision=0)
+_NOTHING = EventBatch(revision=0)
 """What a watch takes that has seen everything."""
 
 __all__ = [
     "Audience",
-    "Batch",
     "Event",
+    "EventBatch",
+    "EventPage",
     "EventType",
     "Hub",
-    "Page",
     "Sink",
     "Source",
     "Watch",
@@ -62,11 +62,11 @@ __all__ = [
 class Audience:
     """Watchers whose sinks are handed the same: here, the batch as it is."""
 
-    def prepare(self, batch: Batch) -> Any:
+    def prepare(self, batch: EventBatch) -> Any:
         """What each sink is given of a batch; called once for all that are told of it."""
         return batch
 
-    def told(self, batch: Batch, sinks: int) -> None:
+    def told(self, batch: EventBatch, sinks: int) -> None:
         """So many sinks more were given it."""
 
 
@@ -80,7 +80,7 @@ class Source(Protocol):
         """Live resources changed after `revision`."""
         ...
 
-    async def history(self, kind: str, scope: str, *, after: int, until: int) -> Page:
+    async def history(self, kind: str, scope: str, *, after: int, until: int) -> EventPage:
         """Logged events; raises `Compacted` if some after `after` are no longer kept."""
         ...
 
@@ -119,7 +119,7 @@ class Hub:
         self._tombstones: deque[AnyResource] = deque()
         self._tombstone_floor = revision
         self._waiting: dict[str, dict[str, dict[Watch, None]]] = {}
-        self._shared: dict[tuple[str, str, int], Batch] = {}
+        self._shared: dict[tuple[str, str, int], EventBatch] = {}
 
     def __repr__(self) -> str:
         return f"<Hub revision={self.revision} ring={len(self._events)} watchers={self.watchers}>"
@@ -231,7 +231,7 @@ class Hub:
             return None
         return self._base + bisect_right(self._events, revision, key=revision_of)
 
-    def _since(self, kind: str, scope: str, position: int) -> Batch:
+    def _since(self, kind: str, scope: str, position: int) -> EventBatch:
         """Everything in the ring from `position`, which must not have fallen off."""
         at = (kind, scope, position)
         batch = self._shared.get(at)
@@ -243,7 +243,7 @@ class Hub:
             ]
             if len(events) > self.limits.coalesce_after_events:
                 events = self._spare(events)
-            batch = Batch(revision=self.revision, events=events)
+            batch = EventBatch(revision=self.revision, events=events)
             if len(self._shared) < SHARED_BATCHES_LIMIT:
                 self._shared[at] = batch
         return batch
@@ -253,7 +253,7 @@ class Hub:
         self.coalesced += len(events) - len(kept)
         return kept
 
-    def _refill(self, kind: str, scope: str, cursor: int) -> Batch | None:
+    def _refill(self, kind: str, scope: str, cursor: int) -> EventBatch | None:
         """What changed since `cursor`, from the memory view; None if deletions are forgotten."""
         if cursor < self._tombstone_floor:
             return None
@@ -270,7 +270,7 @@ class Hub:
             sort = EventType.ADDED if unseen else EventType.MODIFIED
             events.append(Event(type=sort, resource=resource, revision=resource.revision))
         events.sort(key=revision_of)
-        return Batch(revision=self.revision, events=events)
+        return EventBatch(revision=self.revision, events=events)
 
 
 class Watch:
@@ -322,13 +322,13 @@ class Watch:
         """Everything up to here has been delivered."""
         return self._hub.revision if self._parked else self._revision
 
-    async def next(self, *, idle_seconds: float | None = None) -> Batch:
+    async def next(self, *, idle_seconds: float | None = None) -> EventBatch:
         """The next events; or, after `idle_seconds` without any, a bookmark at the current revision."""
         if idle_seconds is None:
             return await self._next(None)
         return await self._next(asyncio.get_running_loop().time() + idle_seconds)
 
-    async def _next(self, deadline: float | None) -> Batch:
+    async def _next(self, deadline: float | None) -> EventBatch:
         # One coroutine from the consumer down to the future it waits for: with a thousand
         # watchers, every one between them is resumed a thousand times per event.
         if self._wait is not None:
@@ -352,9 +352,9 @@ class Watch:
                 self._wait = None
             if self._parked:
                 self._check_open()
-                return Batch(revision=self.revision)
+                return EventBatch(revision=self.revision)
 
-    def _take(self) -> Batch | None:
+    def _take(self) -> EventBatch | None:
         """What memory can give; None if the database must be asked."""
         hub = self._hub
         if self._parked or self._position == hub._base + len(hub._events):
@@ -377,12 +377,12 @@ class Watch:
         self._position = hub._base + len(hub._events)
         return batch
 
-    async def _replay(self) -> Batch:
+    async def _replay(self) -> EventBatch:
         """One page of history; the ring takes over as soon as it reaches back to the cursor."""
         hub = self._hub
         page = await hub._source.history(self.kind, self.scope, after=self.revision, until=hub.revision)
         self._revision = page.revision
-        return Batch(revision=page.revision, events=page.events)
+        return EventBatch(revision=page.revision, events=page.events)
 
     def _begin_wait(self, deadline: float | None) -> asyncio.Future[None]:
         """What is done when the hub wakes this watch, or when the deadline comes: then it stays parked."""
@@ -485,7 +485,7 @@ class Watch:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Batch:
+    async def __anext__(self) -> EventBatch:
         if self._closed:
             raise StopAsyncIteration
         try:

@@ -36,7 +36,7 @@ OTHERS: Final = "others"
 
 
 @dataclass(slots=True)
-class Held:
+class HandlerStall:
     """How often one handler held the loop, and for how long altogether."""
 
     times: int = 0
@@ -45,7 +45,7 @@ class Held:
 
 class Watchdog:
     def __init__(self) -> None:
-        self.held: dict[str, Held] = {}
+        self.held: dict[str, HandlerStall] = {}
         self._cpu_at = time.thread_time()
         self.looked_at = _now()
 
@@ -64,7 +64,7 @@ class Watchdog:
         if known is None:
             if len(self.held) >= HANDLERS_KEPT:
                 handler = OTHERS
-            known = self.held.setdefault(handler, Held())
+            known = self.held.setdefault(handler, HandlerStall())
         known.times += 1
         known.seconds += seconds
         worked = cpu_seconds >= LIMIT_SECONDS or seconds >= LONG_SECONDS

@@ -176,7 +176,7 @@ def _issued(authority: x509.Certificate, certificate: x509.Certificate) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Credentials:
+class ConnectionCredentials:
     """What a connection is made with."""
 
     key_pem: bytes
@@ -249,7 +249,7 @@ class CertificateFolder(PrivateFolder):
             self.write(self.authority_file, authority_pem)
         self.write(self.certificate_file, certificate_pem)
 
-    def credentials(self) -> Credentials:
+    def credentials(self) -> ConnectionCredentials:
         key, certificate = self.read(self.key_file), self.read(self.certificate_file)
         authority = self.read(self.authority_file)
         if key is None or certificate is None or authority is None:
@@ -259,7 +259,7 @@ class CertificateFolder(PrivateFolder):
             raise IntegrityError(f"{self.certificate_file} holds no certificate")
         if public_bytes(leaf) != public_bytes(load_private_key(key, self.key_file)):
             raise IntegrityError(f"{self.certificate_file} is not for the key in {self.key_file}")
-        return Credentials(
+        return ConnectionCredentials(
             key_pem=key,
             certificate_pem=certificate,
             authority_pem=authority,

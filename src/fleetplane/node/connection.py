@@ -14,7 +14,7 @@ from typing import Protocol
 
 from fleetplane.kernel.backoff import Backoff
 from fleetplane.kernel.clock import Clock
-from fleetplane.node.link import Refused, causes
+from fleetplane.node.link import ServerRefused, causes
 from fleetplane.node.tasks import unless
 
 SPREAD_SECONDS = 2.0
@@ -23,14 +23,14 @@ opening streams, and each time that such a stream is given up, with opening it a
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wait:
+class RetryWait:
     seconds: float
     failures: int
     """How many sessions in a row count as failed now."""
 
 
 class Waits(Protocol):
-    def after(self, why: Exception, failures: int, *, jitter: float) -> Wait:
+    def after(self, why: Exception, failures: int, *, jitter: float) -> RetryWait:
         """How long to wait after a session that ended this way. Pure.
 
         `failures` is how many in a row failed before it, 0 where it was a good one itself; `jitter` is a
@@ -40,7 +40,7 @@ class Waits(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Retries:
+class ConnectionRetries:
     """Exponential waits; with `refused`, others after an answer that will hardly change."""
 
     backoff: Backoff
@@ -48,14 +48,14 @@ class Retries:
     spread_seconds: float = 0.0
     """How much longer the wait after a good session may be, so that not all come back at once."""
 
-    def after(self, why: Exception, failures: int, *, jitter: float) -> Wait:
-        chosen = self.refused if self.refused is not None and isinstance(why, Refused) else self.backoff
+    def after(self, why: Exception, failures: int, *, jitter: float) -> RetryWait:
+        chosen = self.refused if self.refused is not None and isinstance(why, ServerRefused) else self.backoff
         spread = self.spread_seconds if failures == 0 else 0.0
         seconds = chosen.delay_seconds(failures, jitter=jitter) + spread * jitter
-        return Wait(seconds=seconds, failures=failures + 1)
+        return RetryWait(seconds=seconds, failures=failures + 1)
 
 
-class Attempt:
+class ConnectionAttempt:
     """One session, as the loop sees it."""
 
     def __init__(self, clock: Clock, *, failures: int = 0, after: Exception | None = None) -> None:
@@ -107,11 +107,11 @@ class KeepConnected:
     def __repr__(self) -> str:
         return f"<KeepConnected {self._waits!r} leaving={self._leaving.is_set()}>"
 
-    async def run(self, serve: Callable[[Attempt], Awaitable[None]]) -> None:
+    async def run(self, serve: Callable[[ConnectionAttempt], Awaitable[None]]) -> None:
         """Run until asked to leave, or for ever. After a `serve` that returns, the next follows at once."""
         failures, after = 0, None
         while not self._leaving.is_set():
-            attempt = Attempt(self._clock, failures=failures, after=after)
+            attempt = ConnectionAttempt(self._clock, failures=failures, after=after)
             after = await self._ended(serve, attempt)
             if after is None:
                 failures = 0
@@ -123,7 +123,9 @@ class KeepConnected:
             self._lost(after, wait.seconds)
             await unless(self._leaving, self._clock.sleep(wait.seconds))
 
-    async def _ended(self, serve: Callable[[Attempt], Awaitable[None]], attempt: Attempt) -> Exception | None:
+    async def _ended(
+        self, serve: Callable[[ConnectionAttempt], Awaitable[None]], attempt: ConnectionAttempt
+    ) -> Exception | None:
         """Why the session ended. Several tasks may have seen it: the first to tell counts."""
         found: list[Exception] = []
         try:

@@ -30,7 +30,7 @@ class LinkLost(Unavailable):
     reason = "LINK_LOST"
 
 
-class Refused(FleetplaneError):
+class ServerRefused(FleetplaneError):
     """The server answered, and repeating the call soon would not change its answer."""
 
     reason = "REFUSED"
@@ -52,7 +52,7 @@ class LinkOptions:
     refusals: frozenset[grpc.StatusCode] = frozenset()
     """Status codes that repeating the call does not change."""
     lost: type[LinkLost] = LinkLost
-    refused: type[Refused] = Refused
+    refused: type[ServerRefused] = ServerRefused
 
     def arguments(self, *, server_name: str = "", authority: str = "") -> tuple[tuple[str, int | str], ...]:
         """Channel arguments, as gRPC names them."""
@@ -72,7 +72,7 @@ class LinkOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trust:
+class ServerTrust:
     """The authorities that the server is verified against, and the client certificate, if any."""
 
     roots_pem: bytes | None = None
@@ -89,11 +89,11 @@ class Trust:
         )
 
 
-PLAINTEXT: Final = Trust(plaintext=True)
+PLAINTEXT: Final = ServerTrust(plaintext=True)
 
 
 def channel(
-    address: str, trust: Trust, options: LinkOptions, *, server_name: str = "", authority: str = ""
+    address: str, trust: ServerTrust, options: LinkOptions, *, server_name: str = "", authority: str = ""
 ) -> grpc.aio.Channel:
     """A channel to `address`, in gRPC's own notation.
 
@@ -119,7 +119,7 @@ def words(error: grpc.aio.AioRpcError) -> str:
     return f"{error.code().name}: {error.details() or 'no further words'}"
 
 
-def translated(error: grpc.aio.AioRpcError, options: LinkOptions) -> LinkLost | Refused:
+def translated(error: grpc.aio.AioRpcError, options: LinkOptions) -> LinkLost | ServerRefused:
     """A failed call as one of two: retry it, or not."""
     if error.code() in options.refusals:
         return options.refused(words(error), code=error.code())

@@ -18,14 +18,14 @@ V = TypeVar("V")
 
 
 @dataclass(slots=True)
-class _Entry(Generic[V]):
+class _OutboxEntry(Generic[V]):
     value: V
     sent_at: float | None = None
 
 
 class Outbox(Generic[K, V]):
     def __init__(self, *, limit: int) -> None:
-        self._entries: OrderedDict[K, _Entry[V]] = OrderedDict()
+        self._entries: OrderedDict[K, _OutboxEntry[V]] = OrderedDict()
         self._limit = limit
         self._changed = asyncio.Event()
         self.dropped = 0
@@ -40,7 +40,7 @@ class Outbox(Generic[K, V]):
     def put(self, key: K, value: V) -> None:
         """Keep a value. One that is there under the key is replaced, and goes to the end and out again."""
         self._entries.pop(key, None)
-        self._entries[key] = _Entry(value)
+        self._entries[key] = _OutboxEntry(value)
         while len(self._entries) > self._limit:
             self._entries.popitem(last=False)
             self.dropped += 1

@@ -13,7 +13,7 @@ from fleetplane.rpc.serving.limits import CALLERS_TRACKED
 
 
 @dataclass(slots=True)
-class Bucket:
+class TokenBucket:
     """Tokens that refill with time."""
 
     tokens: float
@@ -39,7 +39,7 @@ class RateLimiter:
     def __init__(self, rate: Rate, *, callers_tracked: int = CALLERS_TRACKED) -> None:
         self._rate = rate
         self._callers_tracked = callers_tracked
-        self._buckets: OrderedDict[str, Bucket] = OrderedDict()
+        self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
         self.forgotten = 0
 
     def take(self, caller: str, now: float) -> float:
@@ -47,7 +47,7 @@ class RateLimiter:
         key = caller if self._rate.per == "caller" else ""
         bucket = self._buckets.get(key)
         if bucket is None:
-            bucket = self._buckets[key] = Bucket(tokens=float(self._rate.burst), filled_at=now)
+            bucket = self._buckets[key] = TokenBucket(tokens=float(self._rate.burst), filled_at=now)
             if len(self._buckets) > self._callers_tracked:
                 self._buckets.popitem(last=False)
                 self.forgotten += 1

@@ -45,7 +45,7 @@ def at_least(key: str, value: float, minimum: float) -> None:
         raise SettingsError(f"{key}: {value} is below {minimum}")
 
 
-class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SettingsSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A table of the configuration file."""
 
     def own_names(self) -> Iterable[str]:

@@ -6,13 +6,13 @@ from urllib.parse import urlsplit
 
 from fleetplane.kernel.errors import SettingsError
 from fleetplane.kernel.store.bells.bus import NatsSettings
-from fleetplane.sections.base import Secret, SecretFile, Section
+from fleetplane.sections.base import Secret, SecretFile, SettingsSection
 
 SCHEMES = ("nats", "tls")
 SERVERS_LIMIT = 16
 
 
-class BusSection(Section, frozen=True):
+class BusSection(SettingsSection, frozen=True):
     url: str = ""
     """`nats://host:4222`, or `tls://`; several with commas between them. Empty: over the database itself."""
     ca_file: str = ""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from fleetplane.sections.base import Section, at_least
+from fleetplane.sections.base import SettingsSection, at_least
 
 DEFAULT_PLACE = "unix:"
 """An address that stands for the default socket: the system's for root, else in the data directory."""
 
 
-class ListenerSettings(Section, frozen=True):
+class ListenerSettings(SettingsSection, frozen=True):
     addresses: tuple[str, ...] = ()
     """`host:port` (port 0 picks a free one) or `unix:///path`."""
     connections: int = 0
@@ -33,7 +33,7 @@ class WebListenerSettings(ListenerSettings, frozen=True):
     addresses: tuple[str, ...] = ("127.0.0.1:8080",)
 
 
-class ListenersSettings(Section, frozen=True):
+class ListenersSettings(SettingsSection, frozen=True):
     """The server's own listeners; each domain adds those that it declares."""
 
     web: WebListenerSettings = WebListenerSettings()

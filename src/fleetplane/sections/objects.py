@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from fleetplane.kernel.objects import LocalObjects, Objects
-from fleetplane.sections.base import Secret, Section
+from fleetplane.sections.base import Secret, SettingsSection
 
 
-class ObjectStorageSettings(Section, frozen=True):
+class ObjectStorageSettings(SettingsSection, frozen=True):
     storage: str = "file"
     directory: str = ""
     """Of the storage `file`; `objects` in the data directory when empty."""

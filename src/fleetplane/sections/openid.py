@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from urllib.parse import SplitResult, urlsplit
 
 from fleetplane.kernel.errors import SettingsError
-from fleetplane.sections.base import Secret, Section
+from fleetplane.sections.base import Secret, SettingsSection
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _SCOPE = re.compile(r"[\x21\x23-\x5b\x5d-\x7e]{1,128}")  # RFC 6749, scope-token
@@ -26,7 +26,7 @@ class GroupRole:
     scope: str
 
 
-class OpenIDSettings(Section, frozen=True):
+class OpenIDSettings(SettingsSection, frozen=True):
     issuer: str = ""
     """The provider, such as `https://id.example/realms/staff`; empty: there is none."""
     client_id: str = ""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from fleetplane.kernel.errors import SettingsError
-from fleetplane.sections.base import Secret, SecretFile, Section, at_least, one_of
+from fleetplane.sections.base import Secret, SecretFile, SettingsSection, at_least, one_of
 
 
-class LogSettings(Section, frozen=True):
+class LogSettings(SettingsSection, frozen=True):
     level: str = "info"
     format: str = "text"
 
@@ -15,7 +15,7 @@ class LogSettings(Section, frozen=True):
         one_of("log.format", self.format, ("text", "json"))
 
 
-class ShutdownSettings(Section, frozen=True):
+class ShutdownSettings(SettingsSection, frozen=True):
     grace_seconds: float = 10.0
     """How long running calls may take to finish after SIGTERM."""
 
@@ -23,7 +23,7 @@ class ShutdownSettings(Section, frozen=True):
         at_least("shutdown.grace_seconds", self.grace_seconds, 0)
 
 
-class StoreSection(Section, frozen=True):
+class StoreSection(SettingsSection, frozen=True):
     url: Secret = ""
     """`postgresql://user:password@host/database`, shared by several servers; empty: a file in `data_dir`."""
     url_file: SecretFile = ""
@@ -54,7 +54,7 @@ class StoreSection(Section, frozen=True):
         at_least("store.level_delay_seconds", self.level_delay_seconds, 0)
 
 
-class AuditSection(Section, frozen=True):
+class AuditSection(SettingsSection, frozen=True):
     checkpoint_seconds: float = 60.0
     """How often a checkpoint of the audit log is signed, if it has grown."""
     anchors: tuple[str, ...] = ()
@@ -79,7 +79,7 @@ class AuditSection(Section, frozen=True):
                 raise SettingsError("audit.anchors: http is for this machine; name others with https")
 
 
-class TelemetrySettings(Section, frozen=True):
+class TelemetrySettings(SettingsSection, frozen=True):
     """Settings of measurements and log lines; older or surplus ones are deleted."""
 
     points_days: float = 35.0
@@ -106,7 +106,7 @@ class TelemetrySettings(Section, frozen=True):
             at_least(f"telemetry.{name}", getattr(self, name), least)
 
 
-class ReleasesSettings(Section, frozen=True):
+class ReleasesSettings(SettingsSection, frozen=True):
     """Settings of agents' own upgrades."""
 
     check_in_seconds: float = 60.0
@@ -119,14 +119,14 @@ class ReleasesSettings(Section, frozen=True):
         at_least("releases.hello_seconds", self.hello_seconds, 1)
 
 
-class MetricsSettings(Section, frozen=True):
+class MetricsSettings(SettingsSection, frozen=True):
     """Settings of the page `/metrics` of the web listener."""
 
     token: Secret = ""
     """Shown by scrapers as `Authorization: Bearer`. Needed as soon as other machines can reach the page."""
 
 
-class IdentitySettings(Section, frozen=True):
+class IdentitySettings(SettingsSection, frozen=True):
     master_key: Secret = ""
     """Base64 of 32 bytes. Empty: a 0600 file in the data directory, made at first start."""
     master_key_file: str = ""

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from fleetplane.kernel.access import EVERYWHERE, covers
 from fleetplane.kernel.errors import SettingsError
-from fleetplane.sections.base import Section, at_least
+from fleetplane.sections.base import SettingsSection, at_least
 
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,62}[a-z0-9])?")
 _SCOPE = re.compile(r"[a-z]{1,32}(?:/[^/\s=*]{1,128}){0,11}")
@@ -25,7 +25,7 @@ class PrometheusSource:
     token_file: str = ""
 
 
-class RolloutSettings(Section, frozen=True):
+class RolloutSettings(SettingsSection, frozen=True):
     prometheus_url: str = ""
     """The Prometheus server that gates may query, such as `https://prometheus.example/path`; empty: none."""
     prometheus_token_file: str = ""

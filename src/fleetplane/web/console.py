@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fleetplane.web import documents
-from fleetplane.web.documents import Document, Documents
+from fleetplane.web.documents import Documents, WebDocument
 from fleetplane.web.ops import CONSOLE, Mount
 
 PAGE = CONSOLE
@@ -71,7 +71,7 @@ LIBRARIES = {"uPlot.esm.js": SCRIPT, "uPlot.min.css": STYLE}
 def console_mounts() -> Sequence[Mount]:
     """`/ui/` and the files of the page."""
     page = documents.file("console/console.html", "text/html; charset=utf-8", cache_seconds=0)
-    by_path: dict[str, Document] = {
+    by_path: dict[str, WebDocument] = {
         PAGE: page,
         f"{PAGE}/": page,
         f"{PAGE}/device": documents.file("console/device.html", "text/html; charset=utf-8", cache_seconds=0),

@@ -32,7 +32,7 @@ POLICY = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Document:
+class WebDocument:
     content_type: str
     content: Callable[[], bytes]
     """Asked for each time; whoever makes it expensively keeps it."""
@@ -40,7 +40,7 @@ class Document:
 
 
 class Documents:
-    def __init__(self, by_path: Mapping[str, Document]) -> None:
+    def __init__(self, by_path: Mapping[str, WebDocument]) -> None:
         self._by_path = dict(by_path)
 
     @property
@@ -75,7 +75,7 @@ class Documents:
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
 
 
-def _answer(document: Document, asked: Mapping[bytes, str]) -> tuple[int, bytes, dict[str, str]]:
+def _answer(document: WebDocument, asked: Mapping[bytes, str]) -> tuple[int, bytes, dict[str, str]]:
     """What is sent of a document: nothing to who has it already, packed to who can unpack it."""
     body, age = document.content(), document.cache_seconds
     tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
@@ -98,9 +98,9 @@ def _packed(body: bytes) -> bytes:
     return gzip.compress(body, mtime=0)
 
 
-def file(name: str, content_type: str, *, cache_seconds: int = 300) -> Document:
+def file(name: str, content_type: str, *, cache_seconds: int = 300) -> WebDocument:
     """One of the files that ship with the server."""
-    return Document(content_type=content_type, content=lambda: _file(name), cache_seconds=cache_seconds)
+    return WebDocument(content_type=content_type, content=lambda: _file(name), cache_seconds=cache_seconds)
 
 
 def _file(name: str) -> bytes:

@@ -8,7 +8,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 
-class Merged(Collector):
+class MergedMetrics(Collector):
     """A registry takes each name once; domains tell theirs apart by a label."""
 
     def __init__(self, collectors: Iterable[Collector]) -> None:

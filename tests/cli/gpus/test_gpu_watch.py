@@ -15,7 +15,7 @@ import pytest
 from support.gpus.device_api_double import DeviceApiDouble, eventually
 from support.shared.cli_runner import COMMAND, Invoke, spawn
 
-from fleetplane.cli.clients.client import Watch
+from fleetplane.cli.clients.client import GpuWatch
 from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2
 
 
@@ -38,7 +38,7 @@ def kinds(changes: Iterator[object]) -> list[str]:
 
 
 def test_a_second_list_tells_only_what_differs() -> None:
-    watch = Watch()
+    watch = GpuWatch()
     assert kinds(watch.on_list(listed(2, gpu("a", 1), gpu("b", 2)))) == ["ADDED", "ADDED"]
     assert kinds(watch.on_list(listed(4, gpu("b", 2), gpu("c", 4)))) == ["DELETED", "ADDED"]
     assert kinds(watch.on_list(listed(5, gpu("b", 5), gpu("c", 4)))) == ["MODIFIED"]
@@ -46,7 +46,7 @@ def test_a_second_list_tells_only_what_differs() -> None:
 
 
 def test_an_event_seen_before_is_not_told_again() -> None:
-    watch = Watch()
+    watch = GpuWatch()
     list(watch.on_list(listed(1, gpu("a", 1))))
     assert kinds(watch.on_event(event("ADDED", gpu("a", 1)))) == []
     assert kinds(watch.on_event(event("MODIFIED", gpu("a", 2)))) == ["MODIFIED"]
@@ -55,7 +55,7 @@ def test_an_event_seen_before_is_not_told_again() -> None:
 
 
 def test_a_stream_that_broke_is_resumed_after_the_last_event_it_brought() -> None:
-    watch = Watch()
+    watch = GpuWatch()
     list(watch.on_list(listed(2, gpu("a", 1), gpu("b", 2))))
     assert watch.version == "2"
     assert kinds(watch.on_event(event("MODIFIED", gpu("a", 3)))) == ["MODIFIED"]

@@ -11,7 +11,7 @@ from support.gpus.device_api_double import DeviceApiDouble, eventually
 from support.shared.cli_runner import Invoke
 
 from fleetplane.cli.clients import address
-from fleetplane.domains.gpus.cli.view import Health, age, health
+from fleetplane.domains.gpus.cli.view import ShownHealth, age, health
 from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2
 
 
@@ -32,16 +32,16 @@ def two(device_api: DeviceApiDouble) -> DeviceApiDouble:
 @pytest.mark.parametrize(
     ("statuses", "expected"),
     [
-        ([], Health.UNKNOWN),
-        (["True"], Health.HEALTHY),
-        (["True", "True"], Health.HEALTHY),
-        (["True", "Unknown"], Health.UNKNOWN),
-        (["True", "odd"], Health.UNKNOWN),
-        (["Unknown", "False"], Health.UNHEALTHY),
+        ([], ShownHealth.UNKNOWN),
+        (["True"], ShownHealth.HEALTHY),
+        (["True", "True"], ShownHealth.HEALTHY),
+        (["True", "Unknown"], ShownHealth.UNKNOWN),
+        (["True", "odd"], ShownHealth.UNKNOWN),
+        (["Unknown", "False"], ShownHealth.UNHEALTHY),
     ],
 )
 def test_one_false_condition_condemns_and_one_unknown_casts_doubt(
-    statuses: list[str], expected: Health
+    statuses: list[str], expected: ShownHealth
 ) -> None:
     gpu = gpu_pb2.Gpu()
     gpu.status.conditions.extend(condition(f"C{i}", status) for i, status in enumerate(statuses))

@@ -13,7 +13,7 @@ from support.gpus.device_api_double import eventually
 from support.gpus.nvml_stub import FakeDriver, compile_stub, uuid
 from support.shared.cli_runner import Outcome, execute, spawn
 
-from fleetplane.domains.gpus.agent.library import EventKind
+from fleetplane.domains.gpus.agent.library import DriverEventKind
 
 CONFIG = """
 [listeners.web]
@@ -117,7 +117,7 @@ def test_an_xid_travels_from_the_driver_to_the_operators_screen(node: Node) -> N
     node.start_agent()
     node.wait_for(uuid(1), "NVMLReady=True", "Initialized")
     assert node.gpus("set-condition", uuid(1), "Ready=True", "--reason", "Checked").code == 0
-    node.fake.event(1, EventKind.XID, 79)
+    node.fake.event(1, DriverEventKind.XID, 79)
     node.wait_for(uuid(1), "NVMLReady=False", "XidError")
 
     listed = node.gpus("list").out.splitlines()
@@ -153,7 +153,7 @@ def test_agent_and_watch_outlive_a_killed_server(node: Node) -> None:
     assert seen == {uuid(0), uuid(1)}
 
     node.stop(node.server, signal.SIGKILL)
-    node.fake.event(0, EventKind.XID, 48)
+    node.fake.event(0, DriverEventKind.XID, 48)
     node.start_server()
     node.wait_for(uuid(0), "NVMLReady=False", "XidError")
     node.wait_for(uuid(1), "NVMLReady=True", "Initialized")

@@ -13,8 +13,8 @@ from support.instances.operator_rig import TENANT
 from support.instances.operator_server import running
 
 from fleetplane.client.places import Place
-from fleetplane.domains.instances.cli.client import Target
-from fleetplane.domains.instances.cli.watch import RECENT_LINES, Known, _Screen, follow
+from fleetplane.domains.instances.cli.client import OperatorTarget
+from fleetplane.domains.instances.cli.watch import RECENT_LINES, Known, _InstanceScreen, follow
 from fleetplane.gen.nstance.v1 import operator_pb2
 from fleetplane.kernel.errors import Unavailable
 
@@ -58,7 +58,7 @@ def test_the_end_of_a_group_is_news_once() -> None:
 
 
 def test_the_screen_shows_groups_totals_and_the_latest_events() -> None:
-    screen = _Screen()
+    screen = _InstanceScreen()
     screen.known.is_news(operator_pb2.GroupEvent(group=group("web", size=3, actual=2)))
     screen.recent.extend(f"line {number}" for number in range(RECENT_LINES + 2))
     console = Console(width=120, record=True, file=io.StringIO())
@@ -71,7 +71,7 @@ def test_the_screen_shows_groups_totals_and_the_latest_events() -> None:
 
 
 def test_the_screen_says_when_it_is_not_connected() -> None:
-    screen = _Screen()
+    screen = _InstanceScreen()
     screen.on_gap("gone", 1.5)
     console = Console(width=120, record=True, file=io.StringIO())
     console.print(screen.draw())
@@ -79,7 +79,7 @@ def test_the_screen_says_when_it_is_not_connected() -> None:
 
 
 def test_a_watch_survives_a_restart_and_tells_what_changed_meanwhile(tmp_path: Path) -> None:
-    target = Target(place=Place(data_dir=tmp_path, timeout=30), tenant=TENANT)
+    target = OperatorTarget(place=Place(data_dir=tmp_path, timeout=30), tenant=TENANT)
     told: list[tuple[str, int]] = []
     seen, gap = threading.Event(), threading.Event()
 
@@ -110,6 +110,6 @@ async def _set_size(rig: Any, size: int) -> None:
 
 
 def test_the_first_connection_must_succeed(tmp_path: Path) -> None:
-    target = Target(place=Place(data_dir=tmp_path, timeout=60), tenant=TENANT)
+    target = OperatorTarget(place=Place(data_dir=tmp_path, timeout=60), tenant=TENANT)
     with pytest.raises(Unavailable):
         next(follow(target, Known(), ["groups"], seconds=60, on_gap=lambda _reason, _delay: None))

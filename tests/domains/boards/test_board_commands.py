@@ -15,18 +15,18 @@ from support.boards.boards_rig import BoardsRig, boards_rig, until
 from support.boards.slow_boards import SlowNode, served
 
 from fleetplane.domains.boards.access import ADMIN, OPERATOR, VIEWER
-from fleetplane.domains.boards.calls.channels import Asked
+from fleetplane.domains.boards.calls.channels import CallOrigin
 from fleetplane.domains.boards.commands import courier as commander_module
 from fleetplane.domains.boards.commands.courier import BoardOutcome
 from fleetplane.domains.boards.commands.encoding import KEPT_BYTES, BoardProgram, stored_answer
 from fleetplane.domains.boards.core import BoardOptions
 from fleetplane.domains.boards.inventory.boards import status_of
-from fleetplane.domains.boards.rules import Facts
+from fleetplane.domains.boards.rules import BoardFacts
 from fleetplane.gen.boards import boards_pb2 as pb
-from fleetplane.kernel.commands import COMMAND, COMMAND_TARGET, State
+from fleetplane.kernel.commands import COMMAND, COMMAND_TARGET, CommandState
 from fleetplane.kernel.errors import InvalidArgument, NotFound
 
-BOSS = Asked(actor="operator/boss", role=OPERATOR)
+BOSS = CallOrigin(actor="operator/boss", role=OPERATOR)
 FIRST_SLEEP, SECOND_SLEEP = f"271.{os.getpid()}", f"281.{os.getpid()}"
 """How long nobody else sleeps."""
 TEST_PROFILE = {
@@ -63,7 +63,7 @@ async def ran(rig: BoardsRig, board: int, command: str, *args: str, **more: Any)
 async def test_a_program_runs_and_what_it_printed_comes_back(rig: BoardsRig, node: NodeRig) -> None:
     outcome = await ran(rig, number_of(node), "/bin/echo", "hello", "board")
 
-    assert outcome.state is State.OK
+    assert outcome.state is CommandState.OK
     assert outcome.answer is not None
     assert outcome.answer.stdout == b"hello board\n"
     assert outcome.answer.exit_code == 0
@@ -81,10 +81,10 @@ async def test_a_program_that_fails_is_told_from_one_that_is_refused(rig: Boards
     failed = await ran(rig, number_of(node), "/bin/false")
     refused = await ran(rig, number_of(node), "/bin/cat", "/etc/shadow")
 
-    assert failed.state is State.FAILED
+    assert failed.state is CommandState.FAILED
     assert failed.answer is not None
     assert failed.answer.exit_code == 1
-    assert refused.state is State.FAILED
+    assert refused.state is CommandState.FAILED
     assert refused.answer is None, "it never ran"
     assert "cat" in refused.detail
 
@@ -116,7 +116,7 @@ async def test_cancelling_ends_the_program_on_the_board(rig: BoardsRig, node: No
     await commander.cancel(issued.name, actor="operator/boss")
 
     (outcome,) = await commander.finished(issued)
-    assert outcome.state is State.CANCELLED
+    assert outcome.state is CommandState.CANCELLED
     assert "operator/boss" in outcome.detail
     await until(lambda: not sleeping(FIRST_SLEEP))
 
@@ -142,7 +142,7 @@ async def test_a_board_lost_in_mid_command_has_failed_and_nothing_waits_for_it(
         await until(lambda: sleeping(SECOND_SLEEP))
     (outcome,) = await commander.finished(issued)
 
-    assert outcome.state is State.FAILED
+    assert outcome.state is CommandState.FAILED
     assert "board" in outcome.detail
     await until(lambda: not sleeping(SECOND_SLEEP))  # an agent that ends takes its programs with it
     await until(lambda: commander.courier.under_way == 0)
@@ -152,23 +152,23 @@ async def test_a_board_that_is_away_is_undeliverable_unless_the_command_may_wait
     rig: BoardsRig, tmp_path: Path
 ) -> None:
     commander = rig.domain.nodes.commander
-    paper = await rig.core.boards.create(Facts(name="paper"), actor="operator/boss")
+    paper = await rig.core.boards.create(BoardFacts(name="paper"), actor="operator/boss")
     away = int(paper.name)
     (outcome,) = await commander.finished(
         await commander.execute(BoardProgram(command="/bin/echo"), [away], asked=BOSS)
     )
-    assert outcome.state is State.UNDELIVERABLE
+    assert outcome.state is CommandState.UNDELIVERABLE
 
     waiting = await commander.execute(
         BoardProgram(command="/bin/echo", args=("back",)), [away], asked=BOSS, wait_seconds=60
     )
-    assert commander.outcomes(waiting)[0].state is State.WAITING
+    assert commander.outcomes(waiting)[0].state is CommandState.WAITING
     async with node_rig(
         tmp_path, rig, config=configured(commands={"profiles": [TEST_PROFILE]}, node={"name": "paper"})
     ):
         async with asyncio.timeout(60):
             (outcome,) = await commander.finished(waiting)
-    assert outcome.state is State.OK
+    assert outcome.state is CommandState.OK
     assert outcome.answer is not None
     assert outcome.answer.stdout == b"back\n"
 
@@ -221,12 +221,12 @@ async def test_a_board_has_two_commands_at_once_and_the_others_follow(rig: Board
         await commander.execute(BoardProgram(command="x"), [member.number], asked=BOSS) for _ in range(5)
     ]
     await until(lambda: slow.under_way == 2)
-    assert [commander.outcomes(one)[0].state for one in issued].count(State.WAITING) == 3
+    assert [commander.outcomes(one)[0].state for one in issued].count(CommandState.WAITING) == 3
 
     slow.let_go.set()
 
     outcomes = [(await commander.finished(one))[0] for one in issued]
-    assert {outcome.state for outcome in outcomes} == {State.OK}
+    assert {outcome.state for outcome in outcomes} == {CommandState.OK}
     assert slow.most == 2
 
 
@@ -246,7 +246,7 @@ async def test_no_more_calls_than_allowed_go_out_and_every_board_gets_its_turn(
 
     outcomes = await commander.finished(issued)
 
-    assert [outcome.state for outcome in outcomes] == [State.OK] * 8
+    assert [outcome.state for outcome in outcomes] == [CommandState.OK] * 8
     assert slow.most == 3
 
 
@@ -257,7 +257,7 @@ async def test_the_role_of_who_asked_and_the_commands_id_travel_with_it(rig: Boa
     issued = await commander.execute(
         BoardProgram(command="x", profile="diagnostics"),
         [member.number],
-        asked=Asked(actor="operator/jürgen\n", role=ADMIN),
+        asked=CallOrigin(actor="operator/jürgen\n", role=ADMIN),
     )
     await commander.finished(issued)
 
@@ -279,7 +279,7 @@ async def test_a_command_that_ran_out_of_time_is_told_from_one_that_failed(rig: 
         await commander.execute(BoardProgram(command="x"), [member.number], asked=BOSS)
     )
 
-    assert outcome.state is State.TIMED_OUT
+    assert outcome.state is CommandState.TIMED_OUT
     assert outcome.answer is not None
     assert outcome.answer.signal == 15
 
@@ -298,5 +298,5 @@ async def test_a_command_under_way_when_the_server_dies_has_failed_and_is_not_se
     async with boards_rig(tmp_path, options=BoardOptions()) as rig:
         (outcome,) = await rig.domain.nodes.commander.finished(issued)
 
-    assert outcome.state is State.FAILED
+    assert outcome.state is CommandState.FAILED
     assert len(slow.seen) == 1

@@ -23,10 +23,10 @@ from fleetplane.domains.boards.inventory.boards import status_of
 from fleetplane.domains.boards.kinds import BOARD, SCOPE, BoardState, ClusterSpec
 from fleetplane.domains.boards.live import feed as event_feed
 from fleetplane.domains.boards.live.app import SOCKETS_PER_CALLER
-from fleetplane.domains.boards.live.events import Memory
+from fleetplane.domains.boards.live.events import SentStates
 from fleetplane.domains.boards.live.socket import EventsSocket
 from fleetplane.domains.boards.pins.kinds import Direction, GpioSpec
-from fleetplane.domains.boards.rules import Facts
+from fleetplane.domains.boards.rules import BoardFacts
 from fleetplane.kernel.events import Event, EventType
 from fleetplane.rpc import ListenerSpec, open_listener
 from fleetplane.web.ops import OpsApp
@@ -111,17 +111,17 @@ async def test_the_life_of_a_board_is_told_in_dotted_words(place: Place) -> None
     boards, clusters = place.rig.core.boards, place.rig.core.clusters
     client = await place.events()
     await clusters.create(ClusterSpec(name="lab"), actor=BOSS)
-    await boards.create(Facts(name="pi-1", ip_address="10.0.0.1"), actor=BOSS)
+    await boards.create(BoardFacts(name="pi-1", ip_address="10.0.0.1"), actor=BOSS)
     heard = await client.until("node.discovered")
     assert heard["data"] == {"node_id": 1, "ip_address": "10.0.0.1", "name": "pi-1", "status": "discovered"}
     assert set(heard) == {"type", "timestamp", "data"}
 
-    await boards.update(1, Facts(cluster_id=1), actor=BOSS, declared=BoardState.READY)
+    await boards.update(1, BoardFacts(cluster_id=1), actor=BOSS, declared=BoardState.READY)
     heard = await client.until("node.status.changed")
     assert (heard["data"]["status"], heard["data"]["previous_status"]) == ("ready", "discovered")
     heard = await client.until("cluster.node.added")
     assert (heard["cluster_id"], heard["data"]["node_id"], heard["data"]["status"]) == (1, 1, "ready")
-    await boards.update(1, Facts(cluster_id=0), actor=BOSS)
+    await boards.update(1, BoardFacts(cluster_id=0), actor=BOSS)
     heard = await client.until("cluster.node.removed")
     assert heard["data"]["cluster_id"] == 1
     await boards.delete(1, actor=BOSS)
@@ -132,7 +132,7 @@ async def test_the_documented_dialect_can_be_offered_as_a_subprotocol(place: Pla
     client = await place.open(subprotocols=[Subprotocol("events")])
     assert client.socket.subprotocol == "events"
     await client.settled()
-    await place.rig.core.boards.create(Facts(name="pi-1"), actor=BOSS)
+    await place.rig.core.boards.create(BoardFacts(name="pi-1"), actor=BOSS)
     assert (await client.until("node.discovered"))["data"]["node_id"] == 1
 
 
@@ -190,7 +190,7 @@ async def test_known_clients_hear_the_topics_they_asked_for(place: Place) -> Non
     boards, clusters = place.rig.core.boards, place.rig.core.clusters
     nodes, both = await place.envelope("nodes"), await place.envelope("clusters", "nodes")
     await clusters.create(ClusterSpec(name="lab"), actor=BOSS)
-    await boards.create(Facts(name="pi-1", ip_address="10.0.0.1", cluster_id=1), actor=BOSS)
+    await boards.create(BoardFacts(name="pi-1", ip_address="10.0.0.1", cluster_id=1), actor=BOSS)
     heard = (await nodes.next())["payload"]
     assert {name: heard[name] for name in ("node_id", "name", "status", "ip_address")} == {
         "node_id": 1,
@@ -275,7 +275,7 @@ async def test_without_a_token_nothing_is_heard_until_one_is_shown(place: Place)
     assert heard["request_id"] == "a"
     await client.say("subscribe", {"topic": "nodes"})
     await client.settled()
-    await place.rig.core.boards.create(Facts(name="pi-1"), actor=BOSS)
+    await place.rig.core.boards.create(BoardFacts(name="pi-1"), actor=BOSS)
     assert (await client.next())["type"] == "node_status"
 
 
@@ -365,8 +365,8 @@ async def test_a_listener_that_missed_something_is_told_how_much(place: Place, p
 
 
 async def test_a_report_that_changes_nothing_is_no_news(rig: BoardsRig) -> None:
-    memory = Memory()
-    await rig.core.boards.create(Facts(name="pi-1"), actor=BOSS)
+    memory = SentStates()
+    await rig.core.boards.create(BoardFacts(name="pi-1"), actor=BOSS)
     board = rig.store.get(BOARD, SCOPE, "1")
     assert board is not None
     memory.prime([board])

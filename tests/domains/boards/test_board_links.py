@@ -11,12 +11,12 @@ from cryptography import x509
 from support.boards.boards_rig import BoardsRig, Member, until
 
 from fleetplane.domains.boards.calls import channels as node_link
-from fleetplane.domains.boards.calls.channels import Asked, NodeLinks
+from fleetplane.domains.boards.calls.channels import CallOrigin, NodeLinks
 from fleetplane.gen.boards import boards_pb2 as pb
 from fleetplane.gen.boards import boards_pb2_grpc
 from fleetplane.kernel.errors import PermissionDenied, ResourceExhausted, Unavailable
 
-ASKED = Asked(actor="operator/boss")
+ASKED = CallOrigin(actor="operator/boss")
 
 
 class Node(boards_pb2_grpc.NodeAgentServicer):

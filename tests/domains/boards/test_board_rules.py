@@ -13,12 +13,12 @@ from fleetplane.domains.boards.kinds import (
     SCOPE,
     Board,
     BoardRole,
+    BoardSilence,
     BoardSpec,
     BoardState,
     BoardStatus,
-    Silence,
 )
-from fleetplane.domains.boards.rules import Facts
+from fleetplane.domains.boards.rules import BoardFacts
 from fleetplane.domains.boards.wire import join_token
 from fleetplane.kernel.errors import AlreadyExists, InvalidArgument
 from fleetplane.kernel.resources import Resource
@@ -69,23 +69,23 @@ def board(number: int, spec: BoardSpec) -> Board:
 @pytest.mark.parametrize(
     ("declared", "reported", "silence", "state"),
     [
-        (R, None, Silence.NONE, R),
-        (R, None, Silence.STALE, N),
-        (R, None, Silence.DEAD, U),
-        (R, N, Silence.NONE, N),
-        (R, F, Silence.NONE, F),
-        (R, F, Silence.STALE, N),
-        (R, M, Silence.NONE, M),
-        (R, M, Silence.DEAD, M),  # said goodbye
-        (D, None, Silence.NONE, D),
-        (D, None, Silence.DEAD, U),
-        (P, N, Silence.DEAD, P),  # a board that is being installed reboots
-        (F, None, Silence.DEAD, F),
-        (M, None, Silence.DEAD, M),
+        (R, None, BoardSilence.NONE, R),
+        (R, None, BoardSilence.STALE, N),
+        (R, None, BoardSilence.DEAD, U),
+        (R, N, BoardSilence.NONE, N),
+        (R, F, BoardSilence.NONE, F),
+        (R, F, BoardSilence.STALE, N),
+        (R, M, BoardSilence.NONE, M),
+        (R, M, BoardSilence.DEAD, M),  # said goodbye
+        (D, None, BoardSilence.NONE, D),
+        (D, None, BoardSilence.DEAD, U),
+        (P, N, BoardSilence.DEAD, P),  # a board that is being installed reboots
+        (F, None, BoardSilence.DEAD, F),
+        (M, None, BoardSilence.DEAD, M),
     ],
 )
 def test_one_state_follows_from_three_voices(
-    declared: BoardState, reported: BoardState | None, silence: Silence, state: BoardState
+    declared: BoardState, reported: BoardState | None, silence: BoardSilence, state: BoardState
 ) -> None:
     status = BoardStatus(state=R, declared=declared, reported=reported, silence=silence)
 
@@ -93,7 +93,7 @@ def test_one_state_follows_from_three_voices(
 
 
 def test_a_board_that_is_heard_again_is_what_it_was() -> None:
-    silent = rules.settled(BoardStatus(state=R, silence=Silence.DEAD), now_ns=1)
+    silent = rules.settled(BoardStatus(state=R, silence=BoardSilence.DEAD), now_ns=1)
 
     back = rules.settled(rules.heard(silent, None), now_ns=2)
 
@@ -143,25 +143,25 @@ def test_the_first_agent_makes_a_written_down_board_ready_and_a_later_one_does_n
 
 
 def test_blanks_zeros_and_linux_overwrite_nothing() -> None:
-    assert rules.merged(SPEC, Facts(os_version="linux")) == SPEC
-    assert rules.merged(SPEC, Facts()) == SPEC
+    assert rules.merged(SPEC, BoardFacts(os_version="linux")) == SPEC
+    assert rules.merged(SPEC, BoardFacts()) == SPEC
 
 
 def test_what_is_said_overwrites_and_linux_is_better_than_nothing() -> None:
-    changed = rules.merged(SPEC, Facts(ip_address="10.0.0.9", memory_bytes=1, os_version="Debian 13"))
-    unknown = rules.merged(BoardSpec(name="x"), Facts(os_version="linux"))
+    changed = rules.merged(SPEC, BoardFacts(ip_address="10.0.0.9", memory_bytes=1, os_version="Debian 13"))
+    unknown = rules.merged(BoardSpec(name="x"), BoardFacts(os_version="linux"))
 
     assert (changed.ip_address, changed.memory_bytes, changed.os_version) == ("10.0.0.9", 1, "Debian 13")
     assert unknown.os_version == "linux"
 
 
 def test_cluster_zero_leaves_the_cluster_and_none_stays() -> None:
-    assert rules.merged(SPEC, Facts(cluster_id=0)).cluster_id is None
-    assert rules.merged(SPEC, Facts(cluster_id=None)).cluster_id == 3
+    assert rules.merged(SPEC, BoardFacts(cluster_id=0)).cluster_id is None
+    assert rules.merged(SPEC, BoardFacts(cluster_id=None)).cluster_id == 3
 
 
 def test_a_machine_says_neither_its_role_nor_its_cluster() -> None:
-    said = Facts(role=BoardRole.WORKER, cluster_id=9, model="x").of_machine()
+    said = BoardFacts(role=BoardRole.WORKER, cluster_id=9, model="x").of_machine()
 
     assert rules.merged(SPEC, said) == msgspec.structs.replace(SPEC, model="x")
 
@@ -174,7 +174,7 @@ def test_the_serial_is_stronger_than_the_address_and_that_than_the_name() -> Non
     }
 
     def found(serial_number: str = "", mac_address: str = "", name: str = "") -> str | None:
-        facts = Facts(serial_number=serial_number, mac_address=mac_address, name=name)
+        facts = BoardFacts(serial_number=serial_number, mac_address=mac_address, name=name)
         board = rules.recognise(facts, lambda key, value: boards.get((key, value)))
         return board.name if board is not None else None
 
@@ -189,23 +189,23 @@ def test_a_name_on_other_hardware_is_not_the_same_board() -> None:
 
     with pytest.raises(AlreadyExists, match="belongs to board 1"):
         rules.recognise(
-            Facts(name="pi-1", serial_number="other"), lambda key, _: known if key == "name" else None
+            BoardFacts(name="pi-1", serial_number="other"), lambda key, _: known if key == "name" else None
         )
 
 
 @pytest.mark.parametrize(
     ("facts", "field"),
     [
-        (Facts(mac_address="nonsense"), "mac_address"),
-        (Facts(ip_address="not an address"), "ip_address"),
-        (Facts(name="a\nb"), "name"),
-        (Facts(name="n" * 254), "name"),
-        (Facts(cpu_cores=-1), "cpu_cores"),
-        (Facts(memory_bytes=-1), "memory"),
-        (Facts(model="m" * 257), "model"),
+        (BoardFacts(mac_address="nonsense"), "mac_address"),
+        (BoardFacts(ip_address="not an address"), "ip_address"),
+        (BoardFacts(name="a\nb"), "name"),
+        (BoardFacts(name="n" * 254), "name"),
+        (BoardFacts(cpu_cores=-1), "cpu_cores"),
+        (BoardFacts(memory_bytes=-1), "memory"),
+        (BoardFacts(model="m" * 257), "model"),
     ],
 )
-def test_bad_facts_are_refused_by_their_field(facts: Facts, field: str) -> None:
+def test_bad_facts_are_refused_by_their_field(facts: BoardFacts, field: str) -> None:
     with pytest.raises(InvalidArgument) as refused:
         rules.checked(facts)
 
@@ -213,7 +213,7 @@ def test_bad_facts_are_refused_by_their_field(facts: Facts, field: str) -> None:
 
 
 def test_facts_come_in_one_spelling() -> None:
-    facts = rules.checked(Facts(mac_address="DC-A6-32-00-00-01", ip_address="::0001", name=" pi "))
+    facts = rules.checked(BoardFacts(mac_address="DC-A6-32-00-00-01", ip_address="::0001", name=" pi "))
 
     assert (facts.mac_address, facts.ip_address, facts.name) == ("dc:a6:32:00:00:01", "::1", "pi")
 

@@ -21,7 +21,7 @@ from fleetplane.domains.boards.commands.runs import BOARD_RUN
 from fleetplane.domains.boards.core import BoardOptions
 from fleetplane.domains.boards.kinds import BOARD, SCOPE
 from fleetplane.domains.boards.pins.kinds import GPIO_DEVICE, Direction, GpioSpec
-from fleetplane.domains.boards.rules import Facts
+from fleetplane.domains.boards.rules import BoardFacts
 from fleetplane.fleet.resources.declaration import AnyPublicResource
 from fleetplane.gen.boards import boards_pb2 as pb
 from fleetplane.kernel.commands import COMMAND
@@ -101,7 +101,7 @@ async def test_a_run_halts_when_too_much_has_failed_and_starts_nothing_more(web:
 
 async def test_nothing_begins_with_fewer_targets_than_required(web: BoardsWeb) -> None:
     async with fleet(web, 1):
-        await web.rig.core.boards.create(Facts(name="paper"), actor="operator/boss")
+        await web.rig.core.boards.create(BoardFacts(name="paper"), actor="operator/boss")
         body = {"command": "uptime", "target": {"all": True}, "policy": {"require_min": 2}}
         answer = await web.call("POST", "/runs", body)
         assert (answer.status_code, answer.json()["cause"]) == (409, "RequireMinNotSatisfied")
@@ -129,7 +129,7 @@ async def test_boards_are_chosen_by_name_number_and_selector(web: BoardsWeb) -> 
             ["1", "3"],
             [("99", "NotFound"), ("b9", "NotFound")],
         )
-        await web.rig.core.boards.create(Facts(name="paper"), actor="operator/boss")
+        await web.rig.core.boards.create(BoardFacts(name="paper"), actor="operator/boss")
         assert (await meant({"all": True}))[1] == [("4", "Disconnected")]
 
 
@@ -259,7 +259,7 @@ def run_of(rig: BoardsRig, run_id: str) -> Any:
 
 async def test_a_program_for_many_boards_is_a_run_with_one_wave(web: BoardsWeb) -> None:
     async with fleet(web, 2) as agents:
-        await web.rig.core.boards.create(Facts(name="paper"), actor="operator/boss")
+        await web.rig.core.boards.create(BoardFacts(name="paper"), actor="operator/boss")
         body = {"command": "uptime", "target": {"all": True}}
         started = await web.post("/exec", body, status=202)
         assert started["node_ids"] == [1, 2, 3]

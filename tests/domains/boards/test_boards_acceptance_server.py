@@ -25,7 +25,7 @@ from fleetplane.domains.boards.core import BoardOptions
 from fleetplane.domains.boards.ports import ProvisioningAnswer, ProvisioningState
 from fleetplane.domains.boards.provisioning.engine import told
 from fleetplane.domains.boards.provisioning.operations import is_over
-from fleetplane.domains.boards.rules import Facts
+from fleetplane.domains.boards.rules import BoardFacts
 from fleetplane.gen.boards import boards_pb2 as pb
 from fleetplane.gen.boards import boards_pb2_grpc
 from fleetplane.gen.pi_controller import pi_controller_pb2 as pi
@@ -92,7 +92,7 @@ async def test_10_provisioning_trusts_no_unknown_host_goes_on_where_it_failed_an
         options = BoardOptions(plain=True, provisioning=lab.policy)
         async with boards_rig(tmp_path, places=lab.places, options=options) as rig:
             member, control = await rig.join("p", ip_address="127.0.0.1"), (await rig.controller()).control
-            await rig.core.boards.update(member.number, Facts(ip_address="127.0.0.1"), actor=BOSS)
+            await rig.core.boards.update(member.number, BoardFacts(ip_address="127.0.0.1"), actor=BOSS)
             credentials = rig.domain.provisioning.credentials
             stranger = asyncssh.generate_private_key("ssh-ed25519").export_public_key().decode()
             wrong = lab.credential(known_hosts=f"[127.0.0.1]:{lab.port} {stranger}")

@@ -9,7 +9,7 @@ import msgspec
 from support.fleet.plans_rig import PlansRig, another, plans_rig, steps
 
 from fleetplane.domains.boards.kinds import BOARD, SCOPE, BoardSpec, BoardState, BoardStatus
-from fleetplane.domains.boards.pins.kinds import GPIO_DEVICE, Lease, status_of
+from fleetplane.domains.boards.pins.kinds import GPIO_DEVICE, PinHold, status_of
 from fleetplane.domains.boards.server import BLUEPRINT as BOARDS
 from fleetplane.kernel.store import Draft
 
@@ -93,7 +93,7 @@ async def test_what_must_not_be_written_is_refused(tmp_path: Path) -> None:
         operator = await another(rig, "op", "boards.operator")
         assert (await operator.call("DELETE", LED)).status_code == 403
         (lamp,) = rig.store.list(GPIO_DEVICE)
-        lease = Lease(id="1", holder="somebody", taken_at_ns=1)
+        lease = PinHold(id="1", holder="somebody", taken_at_ns=1)
         held = msgspec.structs.replace(status_of(lamp), lease=lease)
         await rig.rig.put(GPIO_DEVICE, SCOPE, lamp.name, spec=lamp.spec, status=held)
         refused = await rig.call("PATCH", LED, {"spec": {"level": 1}}, headers=ANY)

@@ -12,7 +12,7 @@ from support.edge.edge_streams_rig import Daemon, Rig, streams_rig, until
 
 from fleetplane.domains.edge.explain import DaemonExplainer
 from fleetplane.domains.edge.kinds import Desired, daemon_scope, tenant_scope
-from fleetplane.domains.edge.nodes.config_layers import Place
+from fleetplane.domains.edge.nodes.config_layers import LayerPlace
 from fleetplane.kernel.errors import NotFound
 from fleetplane.kernel.freeze import freeze, lift
 
@@ -37,7 +37,7 @@ async def test_a_frozen_daemon_is_told_nothing_until_the_freeze_is_lifted(tmp_pa
     async with streams_rig(tmp_path) as rig:
         daemon = await rig.daemon()
         await stop(rig, ACME)
-        await rig.layers.put(Place(tenant="acme"), {"level": 1}, actor=BOSS)
+        await rig.layers.put(LayerPlace(tenant="acme"), {"level": 1}, actor=BOSS)
         await rig.nodes.set_desired("acme", daemon.node_id, Desired.DRAINING, actor=BOSS)
         await daemon.open()
 
@@ -58,7 +58,7 @@ async def test_a_freeze_of_one_daemon_ends_by_itself_and_holds_for_no_other(tmp_
         held, free = await rig.daemon(), await rig.daemon()
         await freeze(rig.store, reason="elsewhere", actor="ada")  # instances alone
         await stop(rig, daemon_scope(ACME, held.node_id), expires_at_ns=rig.clock.now_ns() + 600_000_000)
-        await rig.layers.put(Place(tenant="acme"), {"level": 1}, actor=BOSS)
+        await rig.layers.put(LayerPlace(tenant="acme"), {"level": 1}, actor=BOSS)
         await held.open()
         await free.open()
 

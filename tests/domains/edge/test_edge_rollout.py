@@ -15,23 +15,23 @@ import structlog
 from support.edge.edge_signer import BOSS, ok
 from support.edge.edge_streams_rig import Daemon, Rig, streams_rig, until
 
-from fleetplane.domains.edge.agent.config.layers import Configuration
+from fleetplane.domains.edge.agent.config.layers import DaemonConfiguration
 from fleetplane.domains.edge.agent.identity.state_folder import StateFolder
-from fleetplane.domains.edge.nodes.config_layers import Place, put_layer, version_of
+from fleetplane.domains.edge.nodes.config_layers import LayerPlace, put_layer, version_of
 from fleetplane.domains.edge.rollout import LayerConfiguration
 from fleetplane.domains.edge.streams.live import DaemonPresences
-from fleetplane.domains.edge.streams.sealing import Sealer
+from fleetplane.domains.edge.streams.sealing import StreamSealer
 from fleetplane.fleet.freeze import Freezes
 from fleetplane.fleet.rollouts.records import ROLLOUT_POLICY, PolicySpec, Rollout, records_of, status_of
-from fleetplane.fleet.rollouts.rollouts import Rollouts, Start, Verb
+from fleetplane.fleet.rollouts.rollouts import Rollouts, RolloutVerb, Start
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
 from fleetplane.kernel.errors import NotFound, SettingsError
 from fleetplane.kernel.rollout.policy import OnHalt, Policy
-from fleetplane.kernel.rollout.states import Phase
+from fleetplane.kernel.rollout.states import RolloutPhase
 from fleetplane.kernel.store import Draft
 
 SCOPE = "tenant/acme"
-ACME, EVERYONE = Place(tenant="acme"), Place()
+ACME, EVERYONE = LayerPlace(tenant="acme"), LayerPlace()
 CANARY = Policy(waves=("label canary", "rest"), soak_seconds=0.0, on_halt=OnHalt.ROLL_BACK)
 
 
@@ -45,7 +45,7 @@ class Site:
     """Configurations that each daemon was sent, in order."""
     codes: dict[str, int] = field(default_factory=dict)
     """With what probes end."""
-    owners: dict[str, Configuration] = field(default_factory=dict)
+    owners: dict[str, DaemonConfiguration] = field(default_factory=dict)
     """Daemons that do with what is pushed what our own do."""
     refuses: set[int] = field(default_factory=set)
     """Levels that no daemon takes."""
@@ -91,7 +91,7 @@ class Site:
         (found,) = self.rollouts.book.list()
         return found
 
-    async def ended(self, phase: Phase) -> Rollout:
+    async def ended(self, phase: RolloutPhase) -> Rollout:
         await until(lambda: [one for one in self.rollouts.book.list() if status_of(one).settled == phase])
         return self.only()
 
@@ -104,7 +104,7 @@ async def opened(folder: Path, *, elsewhere: bool = False) -> AsyncIterator[Site
     """
     async with streams_rig(folder, shared=elsewhere) as rig, asyncio.TaskGroup() as tasks:
         side = rig.side
-        nobody = DaemonPresences(Sealer(rig.key, rig.tokens, rig.clock))
+        nobody = DaemonPresences(StreamSealer(rig.key, rig.tokens, rig.clock))
         subject = LayerConfiguration(
             rig.store,
             rig.layers,
@@ -146,22 +146,22 @@ async def test_a_policy_brings_layers_to_the_canary_first_and_then_to_the_rest(
         await site.rollouts.set_policy("edge.config", SCOPE, PolicySpec(policy=approved), actor=BOSS)
         await site.rig.layers.put(ACME, {"level": 2}, actor=BOSS)
         await until(lambda: site.rollouts.book.list() and status_of(site.only()).wave == 1)
-        await until(lambda: status_of(site.only()).phase is Phase.WAITING)
+        await until(lambda: status_of(site.only()).phase is RolloutPhase.WAITING)
         assert site.has(canary) == {"level": 2}
         assert site.seen[first.node_id] == site.seen[last.node_id] == [{"level": 1}]
 
         # A daemon's own layer does not wait, and does not bring the version that waits.
-        await site.rig.layers.put(Place(tenant="acme", node_id=last.node_id), {"mine": 1}, actor=BOSS)
+        await site.rig.layers.put(LayerPlace(tenant="acme", node_id=last.node_id), {"mine": 1}, actor=BOSS)
         await until(lambda: site.has(last) == {"level": 1, "mine": 1})
-        await site.rollouts.order(site.only(), Verb(verb="approve", actor="boss"))
-        done = await site.ended(Phase.DONE)
+        await site.rollouts.order(site.only(), RolloutVerb(verb="approve", actor="boss"))
+        done = await site.ended(RolloutPhase.DONE)
         assert status_of(done).counts == {"confirmed": 3}
         assert site.has(first) == {"level": 2}
         assert site.has(last) == {"level": 2, "mine": 1}
 
         # Undone, everybody goes back, whoever has a layer of its own as well.
-        await site.rollouts.order(done, Verb(verb="undo", actor="boss"))
-        await site.ended(Phase.ROLLED_BACK)
+        await site.rollouts.order(done, RolloutVerb(verb="undo", actor="boss"))
+        await site.ended(RolloutPhase.ROLLED_BACK)
         assert (site.has(first), site.has(canary)) == ({"level": 1}, {"level": 1})
         assert site.has(last) == {"level": 1, "mine": 1}
 
@@ -179,9 +179,13 @@ async def test_a_configuration_that_the_canary_refuses_reaches_nobody_else(
         )  # the tenant's level wins
         await site.rig.layers.put(ACME, {"level": 2}, actor=BOSS)
         await until(
-            lambda: [one for one in site.rollouts.book.list() if status_of(one).phase is Phase.ROLLED_BACK]
+            lambda: [
+                one for one in site.rollouts.book.list() if status_of(one).phase is RolloutPhase.ROLLED_BACK
+            ]
         )
-        (halted,) = [one for one in site.rollouts.book.list() if status_of(one).phase is Phase.ROLLED_BACK]
+        (halted,) = [
+            one for one in site.rollouts.book.list() if status_of(one).phase is RolloutPhase.ROLLED_BACK
+        ]
         assert "refused the configuration: no such level" in status_of(halted).halt[0].message
         assert {config["level"] for config in site.seen[first.node_id]} == {1}
         assert {config["level"] for config in site.seen[last.node_id]} == {1}
@@ -195,7 +199,7 @@ async def test_a_configuration_that_the_canary_refuses_reaches_nobody_else(
         await site.all_have({"level": 2, "other": True})
 
 
-def owned(folder: Path, *, pins: bool) -> Configuration:
+def owned(folder: Path, *, pins: bool) -> DaemonConfiguration:
     """The configuration of a daemon whose owner keeps its security contexts to himself, or does not."""
     state = StateFolder(folder)
     state.make()
@@ -203,7 +207,7 @@ def owned(folder: Path, *, pins: bool) -> Configuration:
     cluster = {"enabled": True, "role": "edge", "controller": {"endpoint": "fleet:443"}, "edge": edge}
     node = {"id": "11111111-2222-4333-8444-555555555555", "type": "edge"}
     state.store_document(json.dumps({"spec": {"node": node, "cluster": cluster}}).encode())
-    made = Configuration(state, user_config=None, log=structlog.get_logger())
+    made = DaemonConfiguration(state, user_config=None, log=structlog.get_logger())
     made.load()
     return made
 
@@ -219,7 +223,7 @@ async def test_security_contexts_are_rolled_out_and_an_owner_who_pins_his_own_ha
             "spec": {"security_contexts": [{"name": "night", "deny_list": ["cmd.run"]}]}
         }
         await site.rig.layers.put(ACME, contexts, actor=BOSS)
-        halted = await site.ended(Phase.ROLLED_BACK)
+        halted = await site.ended(RolloutPhase.ROLLED_BACK)
         assert "spec.security_contexts is decided on this machine" in status_of(halted).halt[0].message
         assert all(one.current.context("night") is None for one in site.owners.values())
 
@@ -249,7 +253,7 @@ async def test_without_a_policy_a_layer_goes_to_all_and_an_earlier_version_can_b
         await site.rollouts.start(
             Start(subject="edge.config", scope="acme", to="newest", policy=None, actor="boss")
         )
-        await site.ended(Phase.DONE)
+        await site.ended(RolloutPhase.DONE)
         await site.all_have({"level": 2, "extra": 1})
         assert site.subject.waiting(SCOPE) == ""
 
@@ -276,7 +280,7 @@ async def test_a_policy_for_one_change_goes_once_its_rollout_has_started(tmp_pat
 
         touches = [ROLLOUT_POLICY.key(SCOPE, "edge.config"), ACME.key]
         await site.rig.store.transact(change, actor=BOSS, action="test", touches=touches)
-        done = await site.ended(Phase.DONE)
+        done = await site.ended(RolloutPhase.DONE)
         assert [len(site.seen[one.node_id]) for one in (first, canary, last)] == [2, 2, 2]
         assert done.spec.automatic
         assert [one.wave for one in records_of(site.rig.store, done).values()].count(1) == 1

@@ -7,14 +7,14 @@ import msgspec
 
 from fleetplane.domains.edge.rest import run_events
 from fleetplane.domains.edge.runs.channel import EDGE_RUN, EdgeRun, EdgeRunSpec
-from fleetplane.domains.edge.runs.target_spellings import Target, TargetKind
+from fleetplane.domains.edge.runs.target_spellings import SpelledTarget, TargetKind
 from fleetplane.domains.edge.streams.call_encoding import ToolOutcome, encode_outcome
-from fleetplane.fleet.runs.events import Ended, Output, RunEvent, Started, TargetEnded, TargetStarted
+from fleetplane.fleet.runs.events import RunEnded, RunEvent, Started, TargetEnded, TargetOutput, TargetStarted
 from fleetplane.fleet.runs.policy import RunPolicy
 from fleetplane.fleet.runs.records import RunState, RunStatus, Summary
 from fleetplane.fleet.runs.targets import Skipped, SkipReason
-from fleetplane.kernel.commands import COMMAND_TARGET, CommandTarget, State
-from fleetplane.kernel.commands.kinds import TargetSpec, TargetStatus
+from fleetplane.kernel.commands import COMMAND_TARGET, CommandState, CommandTarget
+from fleetplane.kernel.commands.kinds import CommandTargetSpec, TargetStatus
 from fleetplane.kernel.resources import Kind, Resource
 
 RUN_ID, NODE = "00000000000000000000000000000007", "11111111-1111-1111-1111-111111111111"
@@ -45,7 +45,7 @@ STORED = {
     "started_at_ns": 1_700_000_000_000_000_000,
 }
 SPEC = EdgeRunSpec(
-    target=Target(kind=TargetKind.GROUP, name="prod"),
+    target=SpelledTarget(kind=TargetKind.GROUP, name="prod"),
     tool="cmd.run",
     args_json=b"{}",
     security_context="zaru-free",
@@ -99,7 +99,7 @@ def target() -> CommandTarget:
     kept = ToolOutcome(
         code="nonzero_exit", exit_code=3, duration_seconds=0.25, stdout_tail=b"out", stderr_tail=b"err"
     )
-    spec = TargetSpec(
+    spec = CommandTargetSpec(
         command=RUN_ID,
         command_scope="tenant/acme",
         channel="edge",
@@ -108,7 +108,7 @@ def target() -> CommandTarget:
         deliver_by_ns=1,
     )
     status = TargetStatus(
-        state=State.FAILED, changed_at_ns=1, deliveries=1, detail="exit 3", result=encode_outcome(kept)
+        state=CommandState.FAILED, changed_at_ns=1, deliveries=1, detail="exit 3", result=encode_outcome(kept)
     )
     return made(COMMAND_TARGET, spec, status, NODE)  # type: ignore[arg-type,return-value]
 
@@ -116,10 +116,10 @@ def target() -> CommandTarget:
 EVENTS: list[RunEvent] = [
     Started(number=1, epoch="e", targets=1, skipped=1),
     TargetStarted(number=2, epoch="e", name=NODE),
-    Output(number=3, epoch="e", name=NODE, stream="stdout", output=b"a\xff"),
+    TargetOutput(number=3, epoch="e", name=NODE, stream="stdout", output=b"a\xff"),
     TargetEnded(number=4, epoch="e", target=target()),
-    Ended(number=5, epoch="e", summary=Summary(err=1, running=1), state=RunState.HALTED),
-    Ended(number=6, epoch="e", summary=Summary(err=1), state=RunState.CANCELLED),
+    RunEnded(number=5, epoch="e", summary=Summary(err=1, running=1), state=RunState.HALTED),
+    RunEnded(number=6, epoch="e", summary=Summary(err=1), state=RunState.CANCELLED),
 ]
 DOCUMENTED = b"".join(
     (

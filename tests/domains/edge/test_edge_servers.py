@@ -30,7 +30,7 @@ from support.shared.server_process import START_SECONDS, running_server
 from support.shared.waiting_server import WaitingServer, patient
 
 from fleetplane.domains.edge.agent.assembly import Reach
-from fleetplane.domains.edge.agent.identity.enrolment import Enroller, Request
+from fleetplane.domains.edge.agent.identity.enrolment import Enroller, EnrolmentRequest
 from fleetplane.domains.edge.agent.identity.state_folder import StateFolder
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2_grpc
@@ -186,7 +186,7 @@ async def _enrolled_through_the_balancer(here: Cluster, folder: Path) -> tuple[s
     here.lead_to(here.one)
     state = StateFolder(folder)
     enroller = Enroller(folder=state, connect=Reach().channel, clock=SystemClock())
-    await enroller.enrol(Request(token=await here.other.rest.invite("ours")))
+    await enroller.enrol(EnrolmentRequest(token=await here.other.rest.invite("ours")))
     hosts = (await here.active.rest.get("/hosts"))["items"]
     (node,) = [host for host in hosts if host["name"] == "ours"]
     return str(node["node_id"]), state

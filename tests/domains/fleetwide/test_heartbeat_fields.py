@@ -16,13 +16,20 @@ from support.shared.virtual_servers import VirtualServer, until, virtual_servers
 
 from fleetplane.domains.blueprint import Blueprint
 from fleetplane.domains.boards.inventory.boards import Boards
-from fleetplane.domains.boards.inventory.last_seen import Presence
+from fleetplane.domains.boards.inventory.last_seen import BoardPresence
 from fleetplane.domains.boards.inventory.liveness import BoardController, BoardPolicy, Word
 from fleetplane.domains.boards.kinds import BOARD, BoardSpec, BoardState, BoardStatus
 from fleetplane.domains.boards.kinds import SCOPE as BOARDS_SCOPE
 from fleetplane.domains.boards.rest import views as board_views
 from fleetplane.domains.boards.server import BLUEPRINT as BOARDS
-from fleetplane.domains.edge.kinds import EDGE_NODE, Capabilities, Dialect, NodeSpec, NodeState, NodeStatus
+from fleetplane.domains.edge.kinds import (
+    EDGE_NODE,
+    Capabilities,
+    NodeSpec,
+    NodeState,
+    NodeStatus,
+    PayloadDialect,
+)
 from fleetplane.domains.edge.rest import views as edge_views
 from fleetplane.domains.edge.server import BLUEPRINT as EDGE
 from fleetplane.domains.edge.streams.assembly import StreamSide
@@ -39,7 +46,7 @@ from fleetplane.domains.instances.server import BLUEPRINT as INSTANCES
 from fleetplane.domains.proxies import wire
 from fleetplane.domains.proxies.agents.assembly import AgentSide
 from fleetplane.domains.proxies.agents.live import LiveAgent
-from fleetplane.domains.proxies.agents.records import Roster
+from fleetplane.domains.proxies.agents.records import AgentRoster
 from fleetplane.domains.proxies.kinds.records import (
     AGENT,
     WORKSPACE,
@@ -51,14 +58,14 @@ from fleetplane.domains.proxies.kinds.records import (
 from fleetplane.domains.proxies.kinds.values import AgentState
 from fleetplane.domains.proxies.rest import views as proxy_views
 from fleetplane.domains.proxies.server import BLUEPRINT as PROXIES
-from fleetplane.fleet.resources.catalogue import Catalogue, Member
+from fleetplane.fleet.resources.catalogue import Catalogue, CatalogueMember
 from fleetplane.fleet.resources.declaration import AnyPublicResource
 from fleetplane.fleet.resources.objects import at
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.kernel.identity import MasterKey
 from fleetplane.kernel.identity.revocation import Revocations
 from fleetplane.kernel.kinds import KERNEL_KINDS
-from fleetplane.kernel.presence.heard import Heard
+from fleetplane.kernel.presence.heard import LastSeen
 from fleetplane.kernel.resources import AnyResource
 from fleetplane.kernel.store import Draft, Store
 
@@ -104,8 +111,8 @@ def board_record(draft: Draft) -> None:
 
 
 def boards(server: VirtualServer) -> Served:
-    store, clock, presence = server.store, server.clock, Presence()
-    heard = Heard(store, clock, channel="boards")
+    store, clock, presence = server.store, server.clock, BoardPresence()
+    heard = LastSeen(store, clock, channel="boards")
     controller = BoardController(
         store=store,
         clock=clock,
@@ -162,7 +169,7 @@ def edge(server: VirtualServer) -> Served:
                 since_ns=1,
                 heard_ns=1,
                 seal=Seal(node_id="n", tenant="acme", stream_id="s", token_id="t", newest_ms=1),
-                dialect=next(iter(Dialect)),
+                dialect=next(iter(PayloadDialect)),
                 capabilities=Capabilities(),
             )
             side.presences.came(live)
@@ -195,7 +202,7 @@ def agents(shows: Callable[[proxy_views.AgentView], object]) -> Callable[[Virtua
             vault=cast("Any", SimpleNamespace(master=MasterKey(b"k" * 32, clock))),
             revocations=Revocations(store, clock),
         )
-        roster = Roster(store, side.whereabouts)
+        roster = AgentRoster(store, side.whereabouts)
 
         async def beat() -> None:
             live = side.presences.get("a")
@@ -241,7 +248,7 @@ def gpu_record(draft: Draft) -> None:
 def gpus(server: VirtualServer) -> Served:
     store, clock = server.store, server.clock
     registry = Gpus(store, policy := GpuPolicy())
-    providers = SharedProviders(store, registry, policy, clock, Heard(store, clock, channel="gpus"))
+    providers = SharedProviders(store, registry, policy, clock, LastSeen(store, clock, channel="gpus"))
     running = SimpleNamespace(leases=providers.leases, stored_gpus=registry.all, applied_settings=dict)
 
     async def beat() -> None:
@@ -281,7 +288,7 @@ def _blueprint(resource: str) -> tuple[Blueprint, AnyPublicResource]:
 def _shown(row: Row, server: VirtualServer, served: Served) -> object:
     """The field as `/apis/v1` shows it, of the one object that there is."""
     blueprint, resource = _blueprint(row.resource)
-    catalogue = Catalogue([Member(resource=resource, domain=blueprint.name, running=served.running)])
+    catalogue = Catalogue([CatalogueMember(resource=resource, domain=blueprint.name, running=served.running)])
     (found,) = catalogue.named(resource.plural).all(server.store)
     return at(found.shown(server.store), row.field)
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fleetplane.domains.fleetwide.servers import (
-    Neighbours,
     OwnFacts,
+    ServerNeighbours,
     ServerStatusView,
     matters,
     servers,
@@ -58,7 +58,9 @@ class FixedRoster:
 def told(
     *seen: SeenServer, own: OwnFacts = OWN, name: str = "one", age: float = 0.0, stands_by: bool = False
 ) -> list[ServerStatusView]:
-    beside = Neighbours(name=name, roster=FixedRoster(seen, age_seconds=age), leads=lambda: not stands_by)
+    beside = ServerNeighbours(
+        name=name, roster=FixedRoster(seen, age_seconds=age), leads=lambda: not stands_by
+    )
     return [status for _, status in shown(own, beside, NOW_NS)]
 
 
@@ -69,7 +71,7 @@ class Domain:
         self.seen, self.own = seen, own
 
     def servers(self) -> object:
-        return shown(self.own, Neighbours(name="one", roster=FixedRoster(self.seen)), NOW_NS)
+        return shown(self.own, ServerNeighbours(name="one", roster=FixedRoster(self.seen)), NOW_NS)
 
 
 def test_the_answering_server_tells_of_itself_what_the_database_does_not_know() -> None:
@@ -114,10 +116,10 @@ def test_a_file_is_the_database_of_one_server(tmp_path: Path) -> None:
     file = tmp_path / "store.db"
     file.write_bytes(b"x" * 100)
     frozen = replace(OWN, writable=False)
-    ((_, mine),) = shown(frozen, Neighbours(name="host", file=file), NOW_NS)
+    ((_, mine),) = shown(frozen, ServerNeighbours(name="host", file=file), NOW_NS)
     assert (mine.state, mine.writable, mine.database.engine) == ("active", False, "sqlite")
     assert mine.database.size_bytes == 100
-    ((_, mine),) = shown(OWN, Neighbours(name="host", file=tmp_path / "none"), NOW_NS)
+    ((_, mine),) = shown(OWN, ServerNeighbours(name="host", file=tmp_path / "none"), NOW_NS)
     assert mine.database.size_bytes is None
 
 

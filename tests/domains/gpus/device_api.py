@@ -15,7 +15,7 @@ from fleetplane.domains.blueprint import Kernel, prepare_both, run_both
 from fleetplane.domains.gpus.grpc.generations import Generation
 from fleetplane.domains.gpus.rules import GpuPolicy
 from fleetplane.domains.gpus.server import BLUEPRINT, GpuDomain
-from fleetplane.domains.gpus.wire import Dialect
+from fleetplane.domains.gpus.wire import GpuDialect
 from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2, gpu_pb2_grpc, provider_pb2, provider_pb2_grpc
 from fleetplane.gen.nvidia.nvsentinel.v1alpha1 import gpu_pb2_grpc as first_pb2_grpc
 from fleetplane.kernel.access import AccessTable, Principal, Role
@@ -91,7 +91,7 @@ async def device_api(
     folder: Path,
     *,
     policy: GpuPolicy | None = None,
-    dialect: Dialect = Dialect.SUPERSET,
+    dialect: GpuDialect = GpuDialect.SUPERSET,
     generation: Generation = Generation.FIRST,
     clock: Clock | None = None,
     settings: dict[str, Any] | None = None,

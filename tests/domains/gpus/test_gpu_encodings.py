@@ -14,7 +14,7 @@ from fleetplane.domains.gpus.grpc.encodings import Encodings
 from fleetplane.domains.gpus.kinds import GPU, SCOPE
 from fleetplane.domains.gpus.registry import Gpus
 from fleetplane.domains.gpus.rules import GpuPolicy
-from fleetplane.domains.gpus.wire import Dialect
+from fleetplane.domains.gpus.wire import GpuDialect
 from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.resources import Condition
@@ -28,7 +28,7 @@ class Shelf:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.gpus = Gpus(store, GpuPolicy())
-        self.encodings = Encodings(self.gpus, Dialect.SUPERSET)
+        self.encodings = Encodings(self.gpus, GpuDialect.SUPERSET)
 
     async def register(self, *names: str) -> None:
         for name in names:

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from fleetplane.domains.gpus import rules
 from fleetplane.domains.gpus.domain import OPERATOR_PROVIDER
-from fleetplane.domains.gpus.kinds import GpuStatus, Report
-from fleetplane.domains.gpus.rules import GpuPolicy, Health, State, TransitionTimes
+from fleetplane.domains.gpus.kinds import GpuStatus, StatusReport
+from fleetplane.domains.gpus.rules import GpuHealth, GpuPolicy, GpuState, TransitionTimes
 from fleetplane.kernel.errors import ResourceExhausted
 from fleetplane.kernel.resources import Condition
 
@@ -20,8 +20,8 @@ def ready(
     return Condition(type=kind, status=status, changed_at_ns=at, writer=writer)
 
 
-def reporting(*conditions: Condition, action: str = "") -> State:
-    return rules.set_status(Report(conditions=conditions, recommended_action=action))
+def reporting(*conditions: Condition, action: str = "") -> GpuState:
+    return rules.set_status(StatusReport(conditions=conditions, recommended_action=action))
 
 
 def test_a_new_condition_is_added_at_the_end_and_others_stay() -> None:
@@ -43,11 +43,11 @@ def test_a_condition_of_the_same_type_is_replaced_in_its_place() -> None:
 
 
 def test_the_first_condition_creates_the_status() -> None:
-    assert rules.set_condition(State(), ready(), now_ns=9, policy=POLICY).status == GpuStatus()
+    assert rules.set_condition(GpuState(), ready(), now_ns=9, policy=POLICY).status == GpuStatus()
 
 
 def test_the_transition_time_moves_only_when_the_status_does() -> None:
-    state = rules.set_condition(State(), ready("True"), now_ns=10, policy=POLICY)
+    state = rules.set_condition(GpuState(), ready("True"), now_ns=10, policy=POLICY)
     state = rules.set_condition(state, ready("True"), now_ns=20, policy=POLICY)
     assert state.conditions[0].changed_at_ns == 10
 
@@ -56,13 +56,13 @@ def test_the_transition_time_moves_only_when_the_status_does() -> None:
 
 
 def test_a_transition_time_that_the_caller_gives_is_kept_as_given() -> None:
-    state = rules.set_condition(State(), ready("True", at=5), now_ns=10, policy=POLICY)
+    state = rules.set_condition(GpuState(), ready("True", at=5), now_ns=10, policy=POLICY)
     assert state.conditions[0].changed_at_ns == 5
 
 
 def test_the_original_times_every_write() -> None:
     policy = GpuPolicy(transition_times=TransitionTimes.EVERY_WRITE)
-    state = rules.set_condition(State(), ready("True"), now_ns=10, policy=policy)
+    state = rules.set_condition(GpuState(), ready("True"), now_ns=10, policy=policy)
     state = rules.set_condition(state, ready("True"), now_ns=20, policy=policy)
     assert state.conditions[0].changed_at_ns == 20
 
@@ -81,7 +81,7 @@ def test_conditions_grow_to_a_bound_and_may_always_shrink() -> None:
     long = Condition(type="T", status="True", message="\N{GREEK SMALL LETTER OMEGA}" * 60)
 
     with pytest.raises(ResourceExhausted, match="would take 121 bytes, more than 100") as caught:
-        rules.set_condition(State(), long, now_ns=1, policy=policy)
+        rules.set_condition(GpuState(), long, now_ns=1, policy=policy)
     assert caught.value.field == "condition.message"
     before = reporting(long, ready())
     after = rules.set_condition(before, Condition(type="T", status="False"), now_ns=1, policy=policy)
@@ -89,7 +89,7 @@ def test_conditions_grow_to_a_bound_and_may_always_shrink() -> None:
 
 
 def test_replacing_the_status_with_nothing_clears_it() -> None:
-    assert rules.set_status(None) == State(conditions=(), status=None)
+    assert rules.set_status(None) == GpuState(conditions=(), status=None)
 
 
 def test_silence_turns_only_that_providers_conditions_to_unknown() -> None:
@@ -161,13 +161,13 @@ def test_silence_and_return_give_back_what_was_said(said: list[Condition], provi
 @pytest.mark.parametrize(
     ("statuses", "expected"),
     [
-        ([], Health.UNKNOWN),
-        (["True"], Health.HEALTHY),
-        (["True", "True"], Health.HEALTHY),
-        (["True", "Unknown"], Health.UNKNOWN),
-        (["True", ""], Health.UNKNOWN),
-        (["Unknown", "False"], Health.UNHEALTHY),
+        ([], GpuHealth.UNKNOWN),
+        (["True"], GpuHealth.HEALTHY),
+        (["True", "True"], GpuHealth.HEALTHY),
+        (["True", "Unknown"], GpuHealth.UNKNOWN),
+        (["True", ""], GpuHealth.UNKNOWN),
+        (["Unknown", "False"], GpuHealth.UNHEALTHY),
     ],
 )
-def test_false_beats_unknown_and_unknown_beats_true(statuses: list[str], expected: Health) -> None:
+def test_false_beats_unknown_and_unknown_beats_true(statuses: list[str], expected: GpuHealth) -> None:
     assert rules.health([ready(status, kind=str(n)) for n, status in enumerate(statuses)]) is expected

@@ -13,7 +13,7 @@ from domains.gpus.device_api import DeviceApi, device_api, take, told
 
 from fleetplane.domains.gpus.registry import Gpus
 from fleetplane.domains.gpus.rules import GpuPolicy, TransitionTimes
-from fleetplane.domains.gpus.wire import Dialect
+from fleetplane.domains.gpus.wire import GpuDialect
 from fleetplane.gen.fleetplane.device.v1alpha1 import named_pb2
 from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2, provider_pb2
 from fleetplane.gen.nvidia.nvsentinel.v1alpha1 import gpu_pb2 as first_pb2
@@ -470,7 +470,7 @@ async def test_a_caller_may_ask_for_the_name_dialect(api: DeviceApi) -> None:
 
 
 async def test_a_listener_may_speak_the_original_to_the_byte(tmp_path: Path) -> None:
-    async with device_api(tmp_path, dialect=Dialect.META) as api:
+    async with device_api(tmp_path, dialect=GpuDialect.META) as api:
         listing: Any = api.channel.unary_unary("/nvidia.device.v1alpha1.GpuService/ListGpus")
         assert await listing(b"") == bytes.fromhex("0a00")
         await api.register("gpu-a")

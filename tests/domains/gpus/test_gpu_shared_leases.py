@@ -17,7 +17,7 @@ from fleetplane.domains.gpus.registry import Gpus
 from fleetplane.domains.gpus.rules import GpuPolicy
 from fleetplane.domains.gpus.shared_providers import CHANNEL, LEEWAY_SECONDS, SharedProviders
 from fleetplane.kernel.errors import ResourceExhausted
-from fleetplane.kernel.presence.heard import Heard
+from fleetplane.kernel.presence.heard import LastSeen
 from fleetplane.kernel.resources import Condition
 
 LEASE_SECONDS = 30.0
@@ -36,7 +36,7 @@ class Rig:
 
     def _make(self, server: VirtualServer) -> SharedProviders:
         gpus = Gpus(server.store, self._policy)
-        heard = Heard(server.store, server.clock, channel=CHANNEL)
+        heard = LastSeen(server.store, server.clock, channel=CHANNEL)
         made = SharedProviders(server.store, gpus, self._policy, server.clock, heard)
         self.parts[server.name] = (gpus, made)
         return made

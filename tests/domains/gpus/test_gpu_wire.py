@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fleetplane.domains.gpus import wire
 from fleetplane.domains.gpus.kinds import Gpu, GpuSpec, GpuStatus
-from fleetplane.domains.gpus.wire import Dialect
+from fleetplane.domains.gpus.wire import GpuDialect
 from fleetplane.gen.fleetplane.device.v1alpha1 import named_pb2
 from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2, provider_pb2
 from fleetplane.gen.nvidia.nvsentinel.v1alpha1 import gpu_pb2 as first_pb2
@@ -44,18 +44,18 @@ def gpu(
 
 def test_the_meta_dialect_sends_the_bytes_of_the_original_server() -> None:
     # Captured from the original server, for a GPU without spec and status.
-    assert wire.encode_get(wire.encode_gpu(gpu(), Dialect.META)) == bytes.fromhex(
+    assert wire.encode_get(wire.encode_gpu(gpu(), GpuDialect.META)) == bytes.fromhex(
         "0a0b0a070a056770752d612001"
     )
 
 
 def test_an_empty_list_in_the_meta_dialect_still_carries_the_list() -> None:
-    assert wire.encode_list([], 0, Dialect.META) == bytes.fromhex("0a00")
+    assert wire.encode_list([], 0, GpuDialect.META) == bytes.fromhex("0a00")
 
 
 def test_the_superset_shows_the_name_in_both_places_and_the_version_in_three() -> None:
-    item = wire.encode_gpu(gpu(revision=42), Dialect.SUPERSET)
-    read = gpu_pb2.ListGpusResponse.FromString(wire.encode_list([item], 43, Dialect.SUPERSET))
+    item = wire.encode_gpu(gpu(revision=42), GpuDialect.SUPERSET)
+    read = gpu_pb2.ListGpusResponse.FromString(wire.encode_list([item], 43, GpuDialect.SUPERSET))
 
     assert json_format.MessageToDict(read) == {
         "gpuList": {
@@ -79,9 +79,9 @@ def test_the_name_dialect_reads_as_the_reference_shows_it() -> None:
             revision=42,
             conditions=(Condition(type="Ready", status="True", changed_at_ns=1_769_000_000_500_000_000),),
         ),
-        Dialect.NAME,
+        GpuDialect.NAME,
     )
-    read = named_pb2.NamedListGpusResponse.FromString(wire.encode_list([item], 42, Dialect.NAME))
+    read = named_pb2.NamedListGpusResponse.FromString(wire.encode_list([item], 42, GpuDialect.NAME))
 
     [shown] = json_format.MessageToDict(read)["gpuList"]["items"]
     assert shown == {
@@ -97,15 +97,15 @@ def test_the_name_dialect_reads_as_the_reference_shows_it() -> None:
 
 
 def test_the_first_generation_has_no_version() -> None:
-    item = wire.encode_gpu(gpu(revision=42), Dialect.FIRST)
-    read = first_pb2.ListGpusResponse.FromString(wire.encode_list([item], 42, Dialect.FIRST))
+    item = wire.encode_gpu(gpu(revision=42), GpuDialect.FIRST)
+    read = first_pb2.ListGpusResponse.FromString(wire.encode_list([item], 42, GpuDialect.FIRST))
 
     assert json_format.MessageToDict(read) == {"gpuList": {"items": [{"name": "gpu-a"}]}}
 
 
 def test_no_spec_differs_from_an_empty_spec_and_no_status_from_an_empty_status() -> None:
-    bare = gpu_pb2.Gpu.FromString(wire.encode_gpu(gpu(), Dialect.META))
-    empty = gpu_pb2.Gpu.FromString(wire.encode_gpu(gpu(uuid="", status=GpuStatus()), Dialect.META))
+    bare = gpu_pb2.Gpu.FromString(wire.encode_gpu(gpu(), GpuDialect.META))
+    empty = gpu_pb2.Gpu.FromString(wire.encode_gpu(gpu(uuid="", status=GpuStatus()), GpuDialect.META))
 
     assert (bare.HasField("spec"), bare.HasField("status")) == (False, False)
     assert (empty.HasField("spec"), empty.HasField("status")) == (True, True)
@@ -143,20 +143,20 @@ def test_what_a_provider_reports_is_what_a_consumer_reads(
     )
 
     for dialect, kind in (
-        (Dialect.SUPERSET, gpu_pb2.Gpu),
-        (Dialect.META, gpu_pb2.Gpu),
-        (Dialect.NAME, named_pb2.NamedGpu),
-        (Dialect.FIRST, first_pb2.Gpu),
+        (GpuDialect.SUPERSET, gpu_pb2.Gpu),
+        (GpuDialect.META, gpu_pb2.Gpu),
+        (GpuDialect.NAME, named_pb2.NamedGpu),
+        (GpuDialect.FIRST, first_pb2.Gpu),
     ):
         read: Any = kind.FromString(wire.encode_gpu(stored, dialect))
         assert read.status.SerializeToString() == status.SerializeToString()
-        assert name == (read.metadata.name if dialect is Dialect.META else read.name)
+        assert name == (read.metadata.name if dialect is GpuDialect.META else read.name)
 
 
 @given(st.lists(st.binary(max_size=300), max_size=5), st.integers(0, 2**62))
 def test_stitched_answers_equal_those_that_protobuf_builds(names: list[bytes], version: int) -> None:
     gpus = [gpu(name.hex() or "x", revision=version + 1) for name in names]
-    items = [wire.encode_gpu(one, Dialect.SUPERSET) for one in gpus]
+    items = [wire.encode_gpu(one, GpuDialect.SUPERSET) for one in gpus]
     built = gpu_pb2.ListGpusResponse(
         gpu_list=gpu_pb2.GpuList(
             metadata=gpu_pb2.ListMeta(resource_version=str(version)),
@@ -165,7 +165,7 @@ def test_stitched_answers_equal_those_that_protobuf_builds(names: list[bytes], v
     )
     event = gpu_pb2.WatchGpusResponse(type="ADDED", object=gpu_pb2.Gpu(name="x"))
 
-    assert wire.encode_list(items, version, Dialect.SUPERSET) == built.SerializeToString()
+    assert wire.encode_list(items, version, GpuDialect.SUPERSET) == built.SerializeToString()
     assert wire.encode_event("ADDED", gpu_pb2.Gpu(name="x").SerializeToString()) == event.SerializeToString()
 
 

@@ -5,26 +5,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetplane.domains.gpus import xids
-from fleetplane.domains.gpus.xids import Severity
+from fleetplane.domains.gpus.xids import XidSeverity
 from fleetplane.kernel.errors import InvalidArgument
 
 
 @pytest.mark.parametrize("xid", [13, 31, 43, 45, 68, 109])
 def test_an_error_of_the_application_does_not_condemn_the_gpu(xid: int) -> None:
     assert not xids.condemns(xid)
-    assert xids.severity(xid) is Severity.IGNORED
+    assert xids.severity(xid) is XidSeverity.IGNORED
 
 
 @pytest.mark.parametrize("xid", [48, 63, 64, 74, 79, 94, 95, 119, 120])
 def test_a_grave_error_condemns_and_is_called_critical(xid: int) -> None:
     assert xids.condemns(xid)
-    assert xids.severity(xid) is Severity.CRITICAL
+    assert xids.severity(xid) is XidSeverity.CRITICAL
 
 
 @pytest.mark.parametrize("xid", [8, 62, 92, 999])
 def test_an_error_nobody_knows_condemns_but_is_only_a_warning(xid: int) -> None:
     assert xids.condemns(xid)
-    assert xids.severity(xid) is Severity.WARNING
+    assert xids.severity(xid) is XidSeverity.WARNING
 
 
 def test_every_application_and_critical_number_has_a_text_of_its_own() -> None:

@@ -10,7 +10,7 @@ from support.fleet.plans_rig import another, plans_rig, steps
 from support.fleet.started_domains import started_domains
 from support.instances.instances_lab import TENANT, document
 
-from fleetplane.domains.instances.configuration import Configuration, check
+from fleetplane.domains.instances.configuration import InstancesDocument, check
 from fleetplane.domains.instances.desired import override_of
 from fleetplane.domains.instances.kinds import GROUP, GroupOverride
 from fleetplane.domains.instances.resources import GroupSpecView
@@ -26,7 +26,7 @@ def group(name: str, **spec: Any) -> dict[str, Any]:
     return {"kind": "group", "metadata": {"name": name, "scope": SCOPE}, "spec": spec}
 
 
-def configuration() -> Configuration:
+def configuration() -> InstancesDocument:
     return check(msgspec.json.encode(document(2)), name="config.jsonc", providers=("mock",)).configuration
 
 

@@ -11,7 +11,7 @@ import pytest
 from support.instances.instances_lab import TENANT, until
 from support.instances.instances_web_rig import OTHER, SECONDS, Told, two_tenants, web
 
-from fleetplane.domains.instances.kinds import Report
+from fleetplane.domains.instances.kinds import HealthReport
 from fleetplane.domains.instances.live import feed as live_feed
 from fleetplane.domains.instances.live.feed import revision_of
 from fleetplane.kernel.freeze import freeze, lift
@@ -144,7 +144,7 @@ async def test_what_is_not_in_the_records_of_instances_is_told_too(tmp_path: Pat
             assert frozen["reason"] == "audit week"
             await lift(store, scope, actor="grace")
             await following.until("group", lambda group: group["frozen"] is None)
-            site.lab.domain._reports.take(Report(instance=name, files={"app.env": "no space"}))
+            site.lab.domain._reports.take(HealthReport(instance=name, files={"app.env": "no space"}))
             await following.until("health", lambda health: health.get(name) == "failing")
             site.lab.domain._errors.tell(TENANT, "workers", name, "trouble")
             await following.until("errors", lambda told: [one["error"] for one in told] == ["trouble"])

@@ -12,7 +12,7 @@ from support.instances.instances_lab import TENANT
 from support.instances.instances_web_rig import OTHER, SECONDS, two_tenants, web
 
 from fleetplane.domains.instances.access import VIEWER
-from fleetplane.domains.instances.kinds import Drain, Report
+from fleetplane.domains.instances.kinds import DrainState, HealthReport
 from fleetplane.domains.instances.rest.remote import OFFERED
 from fleetplane.fleet.findings import shown
 from fleetplane.kernel.freeze import freeze
@@ -28,7 +28,7 @@ async def test_groups_are_shown_with_what_they_should_be_and_what_they_are(tmp_p
         first, second = await site.provisioned(2)
         now_ns = time.time_ns()
         await site.change(first.name, registered_at_ns=now_ns)
-        drain = Drain(reason="requested", started_at_ns=now_ns, delete_at_ns=now_ns + 3600 * NS)
+        drain = DrainState(reason="requested", started_at_ns=now_ns, delete_at_ns=now_ns + 3600 * NS)
         await site.change(second.name, registered_at_ns=now_ns, drain=drain)
         await site.provisioned(3)  # the one that takes its place, so that nothing moves any more
         ada = await site.viewer()
@@ -58,7 +58,7 @@ async def test_an_instance_is_shown_with_what_its_agent_said_last(tmp_path: Path
         assert (await ada.get(f"/instances/{name}"))["health"] == "starting"
         await site.change(name, registered_at_ns=time.time_ns(), last_error="the disk was full")
         reports = site.lab.domain._reports
-        reports.take(Report(instance=name, files={"app.env": "no space", "b": ""}, cpu_usage=12.5))
+        reports.take(HealthReport(instance=name, files={"app.env": "no space", "b": ""}, cpu_usage=12.5))
         shown = await ada.get(f"/instances/{name}")
         assert (shown["state"], shown["health"], shown["last_error"]) == (
             "registered",

@@ -12,8 +12,14 @@ from support.instances.controller_rig import GROUP, Rig, rig, wanted
 from support.instances.instances_lab import TENANT
 
 from fleetplane.domains.instances.kinds import GROUP as GROUP_KIND
-from fleetplane.domains.instances.kinds import GroupOverride, Instance, Report, group_scope, tenant_scope
-from fleetplane.domains.instances.records.reports import Reports
+from fleetplane.domains.instances.kinds import (
+    GroupOverride,
+    HealthReport,
+    Instance,
+    group_scope,
+    tenant_scope,
+)
+from fleetplane.domains.instances.records.reports import InstanceReports
 from fleetplane.domains.instances.rollout import GroupTemplates
 from fleetplane.domains.instances.rules.decide import State, state
 from fleetplane.domains.instances.rules.replacing import is_well
@@ -22,7 +28,7 @@ from fleetplane.fleet.rollouts.driver import key_of
 from fleetplane.fleet.rollouts.records import PolicySpec, Rollout, status_of
 from fleetplane.fleet.rollouts.rollouts import Rollouts, Start
 from fleetplane.kernel.rollout.policy import OnHalt, Policy
-from fleetplane.kernel.rollout.states import ENDED, Phase
+from fleetplane.kernel.rollout.states import ENDED, RolloutPhase
 
 SCOPE = group_scope(TENANT, GROUP)
 SURGE = 4
@@ -68,7 +74,7 @@ class Fleet:
         for one in self.standing(State.REGISTERED):
             view = self.place.groups.view_of(one)
             assert view is not None
-            self.place.reports.take(Report(instance=one.name, config_hash=view.runtime_hash))
+            self.place.reports.take(HealthReport(instance=one.name, config_hash=view.runtime_hash))
         self.place.silent |= {one.name for one in self.place.live()}  # what it reports has no hashes
         await self.place.advance(1.0)
         self.least = min(self.least, self.at_work())
@@ -151,7 +157,7 @@ async def test_a_template_change_over_twenty_instances_never_goes_below_the_want
         before = set(made.place.names(State.REGISTERED))
         await made.change(template(20, "two"))
         rollout = await made.until_ended()
-        assert status_of(rollout).phase is Phase.DONE
+        assert status_of(rollout).phase is RolloutPhase.DONE
         assert status_of(rollout).counts == {"confirmed": 20}
         assert made.least == 20, "never fewer at work than are wanted"
         assert made.most <= 20 + SURGE, "and never more above that than the surge"
@@ -175,7 +181,7 @@ async def test_a_bad_template_stops_at_the_surge_and_goes_away_again(tmp_path: P
         await made.rollouts.set_policy("instances.template", "", PolicySpec(policy=wide), actor="ada")
         await made.change(template(20, "broken"))
         rollout = await made.until_ended()
-        assert status_of(rollout).phase is Phase.ROLLED_BACK
+        assert status_of(rollout).phase is RolloutPhase.ROLLED_BACK
         assert "not confirmed within 30 s" in status_of(rollout).halt[0].message
         assert 1 <= len(made.ever) <= SURGE, "no more than the surge was ever made from it"
         assert made.least == 20
@@ -210,7 +216,7 @@ async def test_with_max_unavailable_old_ones_do_not_wait_and_no_more_than_that_a
         made.least, made.bad = 10**6, "broken"
         await made.change(template(8, "broken"))
         rollout = await made.until_ended()
-        assert status_of(rollout).phase is Phase.ROLLED_BACK
+        assert status_of(rollout).phase is RolloutPhase.ROLLED_BACK
         assert made.least == 6, "a bad template takes no more"
         for _ in range(60):
             await made.step()
@@ -285,7 +291,7 @@ async def test_a_change_of_the_group_at_run_time_waits_too_but_not_its_size(tmp_
 async def test_after_a_start_of_the_server_instances_have_their_time_to_report(tmp_path: Path) -> None:
     async with fleet(tmp_path, 2) as made:
         place = made.place
-        silent = Reports(place.clock)  # those of a server that has heard of nobody yet
+        silent = InstanceReports(place.clock)  # those of a server that has heard of nobody yet
         after = GroupTemplates(place.store, place.groups, place.instances, silent, place.clock)
         assert [fact.healthy for fact in after.targets(SCOPE).values()] == [True, True]
         assert [fact.version for fact in after.targets(SCOPE).values()] == ["", ""], "nobody knows yet"

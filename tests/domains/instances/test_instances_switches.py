@@ -16,9 +16,9 @@ from fleetplane.domains.instances.kinds import GROUP as GROUP_KIND
 from fleetplane.domains.instances.kinds import TENANT as TENANT_KIND
 from fleetplane.domains.instances.kinds import GroupOverride, TenantSleep, tenant_scope
 from fleetplane.domains.instances.providers.contract import CreateRequest, ProviderStatus
-from fleetplane.domains.instances.providers.mock.provider import Fault
+from fleetplane.domains.instances.providers.mock.provider import MockFault
 from fleetplane.domains.instances.records.tenants import Tenants
-from fleetplane.domains.instances.rules.decide import Cause, State
+from fleetplane.domains.instances.rules.decide import RemovalCause, State
 from fleetplane.kernel.freeze import freeze, lift
 
 NS = 1_000_000_000
@@ -35,14 +35,14 @@ async def test_an_instance_on_demand_ends_at_its_age_and_is_not_replaced(tmp_pat
         assert place.names(State.REGISTERED) == [made.name]
         await place.advance(40)
         assert place.names(State.DELETED) == [made.name]
-        assert place.cause(made.name) == Cause.ON_DEMAND_EXPIRY
+        assert place.cause(made.name) == RemovalCause.ON_DEMAND_EXPIRY
         assert not place.machines()
         assert place.names() == [made.name]
 
 
 async def test_a_creation_on_demand_that_failed_does_not_come_true_later(tmp_path: Path) -> None:
     async with rig(tmp_path, wanted(0)) as place:
-        place.provider.script(Fault(operation="create_instance", error="unavailable", after=True))
+        place.provider.script(MockFault(operation="create_instance", error="unavailable", after=True))
         with pytest.raises(Exception, match="the answer was lost"):
             await place.machinery.launcher.create(place.view(), on_demand=True)
         await place.advance(10)
@@ -54,7 +54,7 @@ async def test_a_creation_under_an_id_of_the_callers_choice_is_finished_later(tm
     async with rig(tmp_path, wanted(1)) as place:
         [other] = place.names()
         name = other[:-8] + "zzzzzzz0"
-        place.provider.script(Fault(operation="create_instance", error="unavailable"))
+        place.provider.script(MockFault(operation="create_instance", error="unavailable"))
         with pytest.raises(Exception, match="as scripted"):
             await place.machinery.launcher.create(place.view(), name=name, on_demand=True)
         await place.advance(10)
@@ -186,7 +186,7 @@ async def test_a_provider_that_cannot_list_changes_nothing(
 
             monkeypatch.setattr(place.provider, "list_instances", broken)
         else:
-            place.provider.script(Fault(operation="list_instances", count=0))
+            place.provider.script(MockFault(operation="list_instances", count=0))
         await place.advance(120)
         assert place.names(State.REGISTERED) == names
         await place.configure(wanted(3))
@@ -201,7 +201,7 @@ async def test_what_vanished_is_made_anew_without_a_drain(tmp_path: Path) -> Non
         place.provider.vanish(name)
         await place.advance(11)
         assert place.names(State.DELETED) == [name]
-        assert place.cause(name) == Cause.PROVIDER_LOST
+        assert place.cause(name) == RemovalCause.PROVIDER_LOST
         assert len(place.machines()) == 1
 
 
@@ -224,11 +224,11 @@ async def test_an_agent_that_went_away_makes_its_instance_be_looked_at(tmp_path:
         place.silent.add(name)
         place.machinery.suspect(place.instances.get(TENANT, name))
         place.provider.vanish(name)
-        place.provider.script(Fault(operation="get_instance_status"))  # and does not answer at first
+        place.provider.script(MockFault(operation="get_instance_status"))  # and does not answer at first
         await place.advance(5)
         assert place.names(State.REGISTERED) == [name], "no answer is no reason to act"
         await place.advance(10)
-        assert place.cause(name) == Cause.PROVIDER_LOST
+        assert place.cause(name) == RemovalCause.PROVIDER_LOST
         assert len(place.machines()) == 1
 
 
@@ -267,7 +267,7 @@ async def test_one_slow_group_does_not_keep_the_others_waiting(tmp_path: Path) -
     config = wanted(0)
     config["groups"][TENANT]["others"] = {"template": "worker", "size": 0}
     async with rig(tmp_path, config) as place:
-        place.provider.script(Fault(operation="create_instance", delay_seconds=3600, error=""))
+        place.provider.script(MockFault(operation="create_instance", delay_seconds=3600, error=""))
         config["groups"][TENANT][GROUP]["size"] = 1
         await place.configure(config)
         for _ in range(50):

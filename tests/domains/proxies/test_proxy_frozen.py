@@ -13,7 +13,7 @@ from fleetplane.domains.proxies.acme.issuers import SelfSigned
 from fleetplane.domains.proxies.explain import AgentExplainer, CertificateExplainer, HostExplainer
 from fleetplane.domains.proxies.kinds.records import CERTIFICATE, CertificateSpec, agent_scope
 from fleetplane.domains.proxies.kinds.values import SelectedAgents
-from fleetplane.domains.proxies.serving.certificates import Offered
+from fleetplane.domains.proxies.serving.certificates import OfferedIssuers
 from fleetplane.fleet.explain import Explainer
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.kernel.clock import SystemClock
@@ -121,7 +121,7 @@ async def test_a_host_waits_for_its_certificate_or_for_an_agent_that_is_rolled_b
     rig: Rig,
 ) -> None:
     spec = CertificateSpec(domain="a.example", provider="selfsigned", auto_renew=True)
-    rig.certificates._offered = Offered(providers=("selfsigned",), dns=lambda _: True)
+    rig.certificates._offered = OfferedIssuers(providers=("selfsigned",), dns=lambda _: True)
     certificate = await rig.certificates.request(rig.scope, spec, actor=BOSS)
     waiting = await rig.host("a.example", port=443, ssl_enabled=True, ssl_certificate_id=certificate.name)
     agent = await connected(rig, "web-01")

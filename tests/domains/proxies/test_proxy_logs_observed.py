@@ -12,11 +12,11 @@ import pytest
 from fleetplane.domains.proxies.agents import observed
 from fleetplane.domains.proxies.agents.ports import (
     AccessLogEntry,
+    AgentLogQuery,
     ErrorLogEntry,
-    ErrorPage,
+    ErrorLogPage,
     ErrorQuery,
     LogPage,
-    LogQuery,
 )
 from fleetplane.fleet.resources.declaration import LogCall, LogLine
 from fleetplane.fleet.resources.declaration import LogQuery as Asked
@@ -60,13 +60,13 @@ class Records:
         self.requests: list[AccessLogEntry] = []
         self.complaints: list[ErrorLogEntry] = []
 
-    async def access_log(self, _workspace: str, query: LogQuery) -> LogPage:
+    async def access_log(self, _workspace: str, query: AgentLogQuery) -> LogPage:
         entries, cursor = _page(self.requests, query.limit, query.cursor)
         return LogPage(entries=entries, total=len(self.requests), cursor=cursor)
 
-    async def error_log(self, _workspace: str, query: ErrorQuery) -> ErrorPage:
+    async def error_log(self, _workspace: str, query: ErrorQuery) -> ErrorLogPage:
         entries, cursor = _page(self.complaints, query.limit, query.cursor)
-        return ErrorPage(entries=entries, total=len(self.complaints), cursor=cursor)
+        return ErrorLogPage(entries=entries, total=len(self.complaints), cursor=cursor)
 
 
 def _page(entries: list[Any], limit: int, cursor: str) -> tuple[Sequence[Any], str]:

@@ -23,13 +23,13 @@ from fleetplane.fleet.runs import runs as all_runs
 from fleetplane.fleet.runs.channel import RunOrder
 from fleetplane.fleet.runs.policy import Mode, OnFailure, RunPolicy
 from fleetplane.fleet.runs.records import RunState, outcome_of
-from fleetplane.fleet.runs.targets import Target
+from fleetplane.fleet.runs.targets import RunTarget
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.commands import COMMAND
 from fleetplane.kernel.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
 
-ALL = Target(everyone=True)
+ALL = RunTarget(everyone=True)
 
 
 class LaterClock(SystemClock):
@@ -61,7 +61,7 @@ async def connected(rig: Rig, number: int, **about: Any) -> list[FakeAgent]:
     return agents
 
 
-async def start(rig: Rig, command: str, target: Target = ALL, **policy: Any) -> ProxyRun:
+async def start(rig: Rig, command: str, target: RunTarget = ALL, **policy: Any) -> ProxyRun:
     call = ProxyCall(command=ProxyCommand(command))
     policy = {"deadline_seconds": call.answer_seconds, **policy}
     order = RunOrder(
@@ -135,16 +135,18 @@ async def test_agents_of_another_workspace_are_nobodys_whatever_names_them(rig: 
     (mine,) = await connected(rig, 1)
     scope = await another_workspace(rig)
     theirs = await rig.agents.enrol(scope, "web-9", {"tier": "db"}, hours=1, actor=BOSS)
-    found = rig.side.runs.preview(rig.scope, Target(names=(theirs.agent.name, "web-9", mine.agent_id)))
+    found = rig.side.runs.preview(rig.scope, RunTarget(names=(theirs.agent.name, "web-9", mine.agent_id)))
     assert found.resolved == (mine.agent_id,)
     assert {(one.node_id, one.reason) for one in found.skipped} == {
         (theirs.agent.name, "NotFound"),
         ("web-9", "NotFound"),
     }
-    assert rig.side.runs.preview(rig.scope, Target(selector="tier in (db,web)")).resolved == (mine.agent_id,)
-    assert rig.side.runs.preview(rig.scope, Target(selector=f"id={theirs.agent.name}")).resolved == ()
+    assert rig.side.runs.preview(rig.scope, RunTarget(selector="tier in (db,web)")).resolved == (
+        mine.agent_id,
+    )
+    assert rig.side.runs.preview(rig.scope, RunTarget(selector=f"id={theirs.agent.name}")).resolved == ()
     with pytest.raises(Unavailable):
-        await start(rig, "reload", Target(names=(theirs.agent.name,)))
+        await start(rig, "reload", RunTarget(names=(theirs.agent.name,)))
     assert not rig.store.list(COMMAND)
 
 
@@ -234,10 +236,10 @@ async def test_one_organisation_cannot_use_up_what_all_share(
 ) -> None:
     monkeypatch.setattr(all_runs, "TARGETS_LIMIT", 3)
     await connected(rig, 2)
-    first = await start(rig, "restart", Target(selector="name=web-0"), wait=True)
+    first = await start(rig, "restart", RunTarget(selector="name=web-0"), wait=True)
     await start(rig, "restart")
     with pytest.raises(ResourceExhausted, match="2 runs over 3 targets"):
-        await start(rig, "restart", Target(selector="name=web-0"))
+        await start(rig, "restart", RunTarget(selector="name=web-0"))
     organization = rig.scope.partition("/ws/")[0].removeprefix("org/")
     sibling = await rig.places.create_workspace(
         organization, WorkspaceSpec(name="Next", slug="next"), actor=BOSS
@@ -253,7 +255,7 @@ async def test_one_organisation_cannot_use_up_what_all_share(
 async def start_in(rig: Rig, scope: str, name: str) -> ProxyRun:
     order = RunOrder(
         scope=scope,
-        target=Target(names=(name,)),
+        target=RunTarget(names=(name,)),
         call=ProxyCall(command=ProxyCommand.RELOAD),
         policy=RunPolicy(wait=True),
         actor=BOSS,
@@ -263,7 +265,7 @@ async def start_in(rig: Rig, scope: str, name: str) -> ProxyRun:
 
 async def test_a_list_of_names_that_are_nobodys_is_not_kept(rig: Rig) -> None:
     await connected(rig, 1)
-    made_up = Target(names=("web-0", *(f"x{number}" for number in range(1001))))
+    made_up = RunTarget(names=("web-0", *(f"x{number}" for number in range(1001))))
     with pytest.raises(InvalidArgument, match="1001 targets that do not exist"):
         await start(rig, "reload", made_up)
     assert not rig.store.list(PROXY_RUN)

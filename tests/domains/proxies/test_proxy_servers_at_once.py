@@ -41,7 +41,7 @@ from fleetplane.domains.proxies.serving.hosts import Hosts
 from fleetplane.domains.proxies.serving.private_keys import Vault
 from fleetplane.domains.proxies.serving.workspaces import Workspaces
 from fleetplane.domains.proxies.tenancy.members import Members, is_owner
-from fleetplane.domains.proxies.tenancy.organizations import Places
+from fleetplane.domains.proxies.tenancy.organizations import TenancyPlaces
 from fleetplane.domains.proxies.tenancy.quotas import QuotaOptions, Quotas
 from fleetplane.kernel.errors import FleetplaneError
 from fleetplane.kernel.identity import MasterKey
@@ -62,7 +62,7 @@ class Site:
         store, clock = self.store, self.store.clock
         vault = Vault(store, MasterKey(b"k" * 32, clock))
         self.workspaces = Workspaces(store, vault)
-        self.places = Places(store, clock, self.workspaces)
+        self.places = TenancyPlaces(store, clock, self.workspaces)
         self.members = Members(store, self.workspaces)
         self.hosts = Hosts(store, clock, self.workspaces)
         self.agents = Agents(store, clock, self.workspaces, NobodyThere())

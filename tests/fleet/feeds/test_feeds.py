@@ -12,7 +12,7 @@ from support.shared.storekit import THING, opened, put
 
 from fleetplane.fleet.feeds.differences import Differences
 from fleetplane.fleet.feeds.mailbox import MAILBOX_LIMIT, Mailbox
-from fleetplane.fleet.feeds.ring import UNKNOWN_PART, WHOLE, EventRing, Missed, Reading
+from fleetplane.fleet.feeds.ring import UNKNOWN_PART, WHOLE, EventRing, Missed, RingRead
 from fleetplane.kernel.events import Event
 
 
@@ -87,13 +87,13 @@ async def test_a_reader_resumes_after_any_event_from_the_ring_or_from_history(
                 assert ring_events == 4
             else:
                 reading = ring.read(position, limit=100)
-                assert isinstance(reading, Reading)
+                assert isinstance(reading, RingRead)
                 rest = list(reading.events)
             assert [(one.revision, one.part) for one in rest] == expected[index + 1 :]
         last = ring.position_after((revisions[-1], UNKNOWN_PART))
         assert last is not None
         again = ring.read(last, limit=100)
-        assert isinstance(again, Reading)
+        assert isinstance(again, RingRead)
         assert len(again.events) == 2, "a revision alone repeats all of its events"
         if ring_events == 4:
             assert ring.read(0, limit=100) == Missed(revision=ring.revision, position=ring.position)

@@ -26,7 +26,7 @@ from fleetplane.domains.proxies.tenancy.members import ApiTokens
 from fleetplane.domains.proxies.tenancy.users import Users
 from fleetplane.fleet.people.account_kind import ACCOUNT
 from fleetplane.fleet.people.accounts import Accounts
-from fleetplane.fleet.people.door import Door
+from fleetplane.fleet.people.door import Authenticators
 from fleetplane.fleet.people.logins import Logins, TokenPair
 from fleetplane.kernel.errors import FleetplaneError, Unauthenticated
 from fleetplane.kernel.identity import MasterKey
@@ -80,7 +80,7 @@ async def of_boards(path: Path, clock: VirtualClock) -> AsyncIterator[Family]:
         yield Family(
             people,
             logins,
-            board_logins.BoardBearers(store, logins, Door(operators, revocations)),
+            board_logins.BoardBearers(store, logins, Authenticators(operators, revocations)),
             revocations,
             store,
             clock,
@@ -105,7 +105,9 @@ async def of_proxies(path: Path, clock: VirtualClock) -> AsyncIterator[Family]:
         yield Family(
             users,
             logins,
-            proxy_logins.ProxyBearers(store, logins, tokens, Access(store), Door(operators, revocations)),
+            proxy_logins.ProxyBearers(
+                store, logins, tokens, Access(store), Authenticators(operators, revocations)
+            ),
             revocations,
             store,
             clock,

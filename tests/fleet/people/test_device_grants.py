@@ -13,11 +13,11 @@ from fleetplane.fleet.people.devices.grants import (
     GRANTS_LIMIT,
     GRANTS_PER_NETWORK,
     LIFE_SECONDS,
-    Approval,
     DeviceGrant,
     DeviceGrants,
     DeviceGrantSpec,
-    Step,
+    GrantApproval,
+    GrantStep,
     making_room,
     normalised,
     shown,
@@ -29,7 +29,7 @@ from fleetplane.kernel.networks import wider_network_of
 from fleetplane.kernel.store import Store, StoreSettings
 from fleetplane.sim.clock import VirtualClock
 
-ANN = Approval(account="ann", login="login-1")
+ANN = GrantApproval(account="ann", login="login-1")
 KINDS = (DEVICE_GRANT, USED_SIGN_IN)
 
 
@@ -53,28 +53,28 @@ async def test_a_program_waits_until_somebody_approves_and_is_told_once(
     clock: VirtualClock, grants: DeviceGrants
 ) -> None:
     asked = await grants.begin("fleetplane on laptop", "192.0.2.1")
-    assert (await grants.poll(asked.device_code)).step is Step.PENDING
+    assert (await grants.poll(asked.device_code)).step is GrantStep.PENDING
     found = await grants.decide(shown(asked.user_code).lower(), ANN, actor="test")
     assert (found.spec.client, found.spec.address) == ("fleetplane on laptop", "192.0.2.1")
     await clock.advance(5)
     done = await grants.poll(asked.device_code)
-    assert (done.step, done.approval) == (Step.APPROVED, ANN)
+    assert (done.step, done.approval) == (GrantStep.APPROVED, ANN)
     await clock.advance(5)
-    assert (await grants.poll(asked.device_code)).step is Step.EXPIRED, "its code is good once"
+    assert (await grants.poll(asked.device_code)).step is GrantStep.EXPIRED, "its code is good once"
 
 
 async def test_who_asks_too_often_is_slowed_and_not_told_the_outcome(
     clock: VirtualClock, grants: DeviceGrants
 ) -> None:
     asked = await grants.begin("", "192.0.2.1")
-    assert (await grants.poll(asked.device_code)).step is Step.PENDING
+    assert (await grants.poll(asked.device_code)).step is GrantStep.PENDING
     await grants.decide(asked.user_code, ANN, actor="test")
     intervals = [await grants.poll(asked.device_code) for _ in range(20)]
-    assert {one.step for one in intervals} == {Step.SLOW_DOWN}
+    assert {one.step for one in intervals} == {GrantStep.SLOW_DOWN}
     assert [one.interval_seconds for one in intervals[:3]] == [10, 15, 20]
     assert intervals[-1].interval_seconds == 60
     await clock.advance(60)
-    assert (await grants.poll(asked.device_code)).step is Step.APPROVED
+    assert (await grants.poll(asked.device_code)).step is GrantStep.APPROVED
 
 
 async def test_a_refused_login_is_refused_and_nobody_decides_twice(grants: DeviceGrants) -> None:
@@ -83,7 +83,7 @@ async def test_a_refused_login_is_refused_and_nobody_decides_twice(grants: Devic
     for again in (ANN, None):
         with pytest.raises(NotFound):
             await grants.decide(asked.user_code, again, actor="test")
-    assert (await grants.poll(asked.device_code)).step is Step.DENIED
+    assert (await grants.poll(asked.device_code)).step is GrantStep.DENIED
     await grants.decide(other.user_code, ANN, actor="test")
     with pytest.raises(NotFound):
         await grants.decide(other.user_code, None, actor="test")
@@ -96,9 +96,9 @@ async def test_a_login_that_nobody_approves_expires(clock: VirtualClock, grants:
     with pytest.raises(NotFound):
         grants.pending(asked.user_code)
     for one in (asked, late):
-        assert (await grants.poll(one.device_code)).step is Step.EXPIRED
+        assert (await grants.poll(one.device_code)).step is GrantStep.EXPIRED
     for code in ("", "x", asked.user_code, "\udcff"):
-        assert (await grants.poll(code)).step is Step.EXPIRED
+        assert (await grants.poll(code)).step is GrantStep.EXPIRED
 
 
 async def test_a_login_goes_on_at_a_server_that_was_started_again(
@@ -108,7 +108,7 @@ async def test_a_login_goes_on_at_a_server_that_was_started_again(
     again = DeviceGrants(store, clock)
     await again.decide(asked.user_code, ANN, actor="test")
     answers = [await DeviceGrants(store, clock).poll(asked.device_code) for _ in range(2)]
-    assert [one.step for one in answers] == [Step.APPROVED, Step.EXPIRED], "once, whoever is asked"
+    assert [one.step for one in answers] == [GrantStep.APPROVED, GrantStep.EXPIRED], "once, whoever is asked"
 
     used = UsedSignIns(store, clock)
     await used.use("state", ends_at_ns=clock.now_ns() + 1)
@@ -146,9 +146,9 @@ async def test_one_network_begins_few_and_its_oldest_makes_room(
     await clock.advance(120)
     for _ in range(2):
         await grants.begin("", "2001:db8::2")
-    assert (await grants.poll(asked[0].device_code)).step is Step.APPROVED, "one that was approved stays"
-    assert (await grants.poll(asked[1].device_code)).step is Step.EXPIRED
-    assert (await grants.poll(asked[2].device_code)).step is Step.PENDING
+    assert (await grants.poll(asked[0].device_code)).step is GrantStep.APPROVED, "one that was approved stays"
+    assert (await grants.poll(asked[1].device_code)).step is GrantStep.EXPIRED
+    assert (await grants.poll(asked[2].device_code)).step is GrantStep.PENDING
 
 
 def grant(number: int, address: str, *, account: str = "") -> DeviceGrant:

@@ -31,7 +31,7 @@ from fleetplane.domains.proxies.tenancy.users import ADMIN_EMAIL, USER_RULES, Us
 from fleetplane.fleet.people import own_accounts
 from fleetplane.fleet.people.account_kind import ACCOUNT, SCOPE, AccountSpec, account_behind, subject_of
 from fleetplane.fleet.people.account_migration import migrate
-from fleetplane.fleet.people.door import Door
+from fleetplane.fleet.people.door import Authenticators
 from fleetplane.fleet.people.own_accounts import OwnAccounts
 from fleetplane.kernel.errors import (
     AlreadyExists,
@@ -60,7 +60,7 @@ class House:
 
     store: Store
     master: MasterKey
-    door: Door
+    door: Authenticators
     bindings: Bindings
     accounts: OwnAccounts
     users: Users
@@ -112,7 +112,7 @@ async def opened(path: Path, clock: VirtualClock) -> AsyncIterator[House]:
         master = MasterKey(bytes(32), clock)
         bindings = Bindings(store)
         operators = await Operators.load(store, master, clock)
-        door = Door(operators, Revocations(store, clock), bindings)
+        door = Authenticators(operators, Revocations(store, clock), bindings)
         door.tree.add(BoardPlaces(store))
         own, there, here = (
             module.logins_of(store, master, clock) for module in (own_accounts, proxy_logins, board_logins)

@@ -16,7 +16,7 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fleetplane.fleet.people.openid.provider import KEPT_SECONDS, KEYS_AGAIN_SECONDS, Provider
+from fleetplane.fleet.people.openid.provider import KEPT_SECONDS, KEYS_AGAIN_SECONDS, OpenIdProvider
 from fleetplane.fleet.people.openid.sign_in import begun, challenge_of
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.errors import Unauthenticated, Unavailable
@@ -121,7 +121,7 @@ def settings(found: StandIn, **more: Any) -> OpenIDSettings:
     return OpenIDSettings(issuer=found.issuer, client_id="fleet", **more)
 
 
-async def redeemed(provider: Provider, found: StandIn, code: str = "good", verifier: str = "") -> str:
+async def redeemed(provider: OpenIdProvider, found: StandIn, code: str = "good", verifier: str = "") -> str:
     pending = begun("", SystemClock())
     found.challenge = challenge_of(pending.verifier)
     identity = await provider.identity(
@@ -133,7 +133,7 @@ async def redeemed(provider: Provider, found: StandIn, code: str = "good", verif
 async def test_keys_are_kept_and_asked_for_again_when_the_provider_has_another() -> None:
     with stand_in() as found:
         clock = ShiftedClock()
-        provider = Provider(settings(found), clock)
+        provider = OpenIdProvider(settings(found), clock)
         for _ in range(3):
             assert await redeemed(provider, found) == "u"
         assert found.asked == {"/.well-known/openid-configuration": 1, "/jwks": 1, "/token": 3}
@@ -153,15 +153,15 @@ async def test_keys_are_kept_and_asked_for_again_when_the_provider_has_another()
 
 async def test_a_code_is_redeemed_with_the_verifier_and_the_secret_of_this_server() -> None:
     with stand_in() as found:
-        public = Provider(settings(found), SystemClock())
+        public = OpenIdProvider(settings(found), SystemClock())
         await redeemed(public, found)
         assert (found.forms[-1]["client_id"], found.basic[-1]) == ("fleet", "")
-        basic = Provider(settings(found, client_secret="s:%"), SystemClock())
+        basic = OpenIdProvider(settings(found, client_secret="s:%"), SystemClock())
         await redeemed(basic, found)
         assert "client_id" not in found.forms[-1]
         assert found.basic[-1] == "Basic ZmxlZXQ6cyUzQSUyNQ==", "fleet and the secret, each form-encoded"
         found.document["token_endpoint_auth_methods_supported"] = ["client_secret_post"]
-        posting = Provider(settings(found, client_secret="s"), SystemClock())
+        posting = OpenIdProvider(settings(found, client_secret="s"), SystemClock())
         await redeemed(posting, found)
         assert (found.forms[-1]["client_secret"], found.basic[-1]) == ("s", "")
         for code, verifier in (("stolen", ""), ("good", "another verifier")):
@@ -191,13 +191,13 @@ async def test_a_document_that_names_another_issuer_or_unsafe_addresses_is_not_b
     with stand_in() as found:
         found.document |= lie
         with pytest.raises(Unavailable, match="cannot be used"):
-            await Provider(settings(found), SystemClock()).document()
+            await OpenIdProvider(settings(found), SystemClock()).document()
 
 
 async def test_redirects_endless_answers_and_errors_of_the_provider_are_told_as_such() -> None:
     path = "/.well-known/openid-configuration"
     with stand_in() as found:
-        provider = Provider(settings(found), SystemClock())
+        provider = OpenIdProvider(settings(found), SystemClock())
         for status, body in ((302, b""), (500, b""), (200, b"<html>"), (200, b" " * 1_100_000), (200, b"[]")):
             found.answers[path] = (status, body)
             with pytest.raises(Unavailable):
@@ -209,12 +209,12 @@ async def test_redirects_endless_answers_and_errors_of_the_provider_are_told_as_
         with pytest.raises(Unavailable, match="no ID token"):
             await redeemed(provider, found)
     with pytest.raises(Unavailable, match="cannot be reached"):
-        await Provider(settings(found), SystemClock()).document()
+        await OpenIdProvider(settings(found), SystemClock()).document()
 
 
 async def test_a_compressed_answer_is_neither_asked_for_nor_read() -> None:
     with stand_in() as found:
-        provider = Provider(settings(found), SystemClock())
+        provider = OpenIdProvider(settings(found), SystemClock())
         bomb = gzip.compress(b" " * 50_000_000, compresslevel=1)
         assert len(bomb) < 1_000_000
         found.answers["/.well-known/openid-configuration"] = (200, bomb)

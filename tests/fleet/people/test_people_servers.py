@@ -24,13 +24,13 @@ from fleetplane.fleet.people.attempts.shared_failures import LOGIN_FAILURES, wai
 from fleetplane.fleet.people.devices.grants import (
     DEVICE_GRANT,
     GRANTS_PER_NETWORK,
-    Approval,
     DeviceGrants,
-    Step,
+    GrantApproval,
+    GrantStep,
 )
-from fleetplane.fleet.people.door import Door
+from fleetplane.fleet.people.door import Authenticators
 from fleetplane.fleet.people.logins import TokenPair
-from fleetplane.fleet.people.openid.id_tokens import Identity
+from fleetplane.fleet.people.openid.id_tokens import VouchedPerson
 from fleetplane.fleet.people.openid.used import UsedSignIns
 from fleetplane.fleet.people.own_accounts import ACCOUNT_LOGIN, OwnAccounts
 from fleetplane.fleet.people.token_sessions import TokenSessions
@@ -60,7 +60,7 @@ class Server:
         self.grants = DeviceGrants(store, clock)
         self.used = UsedSignIns(store, clock)
         self.operators = Operators(store, master, clock)
-        door = Door(self.operators, Revocations(store, clock))
+        door = Authenticators(self.operators, Revocations(store, clock))
         self.links = TokenSessions(door, store, master, clock)
 
     async def here(self, work: Callable[[Server], Awaitable[T]]) -> T:
@@ -251,17 +251,17 @@ def test_a_device_is_approved_on_one_server_and_let_in_once_by_the_others() -> N
         async with servers() as found:
             for number in range(ROUNDS):
                 asked = await found[0].here(lambda one: one.grants.begin("cli", "192.0.2.9"))
-                approval = Approval(account="ann", login="l")
+                approval = GrantApproval(account="ann", login="l")
                 decided = await at_once(found, partial(_decided, code=asked.user_code, approval=approval))
                 assert len(succeeded(decided)) == 1
                 polled = succeeded(await at_once(found, partial(_polled, code=asked.device_code)))
                 steps = sorted(one.step for one in polled)
-                assert steps == [Step.APPROVED, Step.EXPIRED, Step.EXPIRED], (number, polled)
+                assert steps == [GrantStep.APPROVED, GrantStep.EXPIRED, GrantStep.EXPIRED], (number, polled)
 
     run(race())
 
 
-async def _decided(one: Server, *, code: str, approval: Approval) -> object:
+async def _decided(one: Server, *, code: str, approval: GrantApproval) -> object:
     return await one.grants.decide(code, approval, actor="t")
 
 
@@ -288,7 +288,7 @@ def test_an_openid_sign_in_is_finished_once_and_makes_one_account() -> None:
                 ends = found[0].store.clock.now_ns() + 10**11
                 used = await at_once(found, partial(_used, state=f"s{number}", ends_at_ns=ends))
                 assert len(succeeded(used)) == 1
-                identity = Identity(issuer="https://id.example", subject=f"s{number}", name="bob")
+                identity = VouchedPerson(issuer="https://id.example", subject=f"s{number}", name="bob")
                 made = await at_once(found, partial(_vouched, identity=identity))
                 assert len({one.account.name for one in succeeded(made)}) == 1
                 assert len(succeeded(made)) == 3
@@ -300,7 +300,7 @@ async def _used(one: Server, *, state: str, ends_at_ns: int) -> None:
     await one.used.use(state, ends_at_ns=ends_at_ns)
 
 
-async def _vouched(one: Server, *, identity: Identity) -> Any:
+async def _vouched(one: Server, *, identity: VouchedPerson) -> Any:
     return await one.accounts.of_identity(identity, may_create=True)
 
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from fleetplane.fleet.plans.decisions import (
     OWNER_LABEL,
-    Address,
-    Operation,
-    Shown,
+    ObjectAddress,
+    PlanOperation,
+    ShownPart,
     check_unique,
     operation,
     owned_labels,
@@ -21,7 +21,7 @@ from fleetplane.kernel.errors import Conflict, InvalidArgument
 
 OWNERS = st.sampled_from(["", "site", "other"])
 SCOPES = st.sampled_from(["/", "/tenants/a", "/tenants/a/groups/x", "/tenants/ab", "/tenants/b"])
-ADDRESSES = st.builds(Address, kind=st.sampled_from(["one", "two"]), scope=SCOPES, name=st.text("nm"))
+ADDRESSES = st.builds(ObjectAddress, kind=st.sampled_from(["one", "two"]), scope=SCOPES, name=st.text("nm"))
 OBJECTS = st.dictionaries(ADDRESSES, OWNERS, max_size=12)
 
 
@@ -31,7 +31,7 @@ def labels(owner: str) -> dict[str, str]:
 
 @given(OBJECTS, st.sets(ADDRESSES, max_size=6), SCOPES)
 def test_pruning_takes_only_what_the_owner_made_within_the_scope_and_no_longer_names(
-    objects: dict[Address, str], named: set[Address], scope: str
+    objects: dict[ObjectAddress, str], named: set[ObjectAddress], scope: str
 ) -> None:
     doomed = prunable(
         ((address, labels(owner)) for address, owner in objects.items()),
@@ -50,14 +50,14 @@ def test_pruning_takes_only_what_the_owner_made_within_the_scope_and_no_longer_n
 
 
 def test_what_is_the_same_is_nothing_and_what_differs_is_told_field_by_field() -> None:
-    before = Shown(labels={"a": "1"}, spec={"size": 2})
-    after = Shown(labels={"a": "1"}, spec={"size": 3})
+    before = ShownPart(labels={"a": "1"}, spec={"size": 2})
+    after = ShownPart(labels={"a": "1"}, spec={"size": 3})
 
-    assert operation(before, before) == (Operation.NOTHING, ())
-    assert operation(None, after)[0] is Operation.CREATE
-    assert operation(before, None)[0] is Operation.DELETE
+    assert operation(before, before) == (PlanOperation.NOTHING, ())
+    assert operation(None, after)[0] is PlanOperation.CREATE
+    assert operation(before, None)[0] is PlanOperation.DELETE
     change, fields = operation(before, after)
-    assert change is Operation.CHANGE
+    assert change is PlanOperation.CHANGE
     assert [(one.field, one.old, one.new) for one in fields] == [("spec.size", 2, 3)]
 
 
@@ -67,7 +67,7 @@ def test_labels_left_out_stay_and_the_owner_is_added() -> None:
 
 
 def test_what_another_owner_has_is_refused_unless_it_is_taken_over() -> None:
-    address = Address("one", "/tenants/a", "n")
+    address = ObjectAddress("one", "/tenants/a", "n")
 
     with pytest.raises(Conflict, match="belongs to other"):
         ownership_warning(address, labels("other"), owner="site", take_over=False)
@@ -79,5 +79,7 @@ def test_what_another_owner_has_is_refused_unless_it_is_taken_over() -> None:
 
 def test_an_object_that_is_given_twice_is_refused() -> None:
     with pytest.raises(InvalidArgument) as refused:
-        check_unique([Address("one", "/", "a"), Address("one", "/", "b"), Address("one", "/", "a")])
+        check_unique(
+            [ObjectAddress("one", "/", "a"), ObjectAddress("one", "/", "b"), ObjectAddress("one", "/", "a")]
+        )
     assert refused.value.field == "objects[2]"

@@ -28,7 +28,7 @@ from fleetplane.fleet.releases.shelf import Shelf
 from fleetplane.fleet.releases.subject import AgentVersions
 from fleetplane.gen.fleetplane.fleet.v1 import releases_pb2 as pb
 from fleetplane.gen.fleetplane.fleet.v1 import releases_pb2_grpc
-from fleetplane.kernel.audit.chain import Entry
+from fleetplane.kernel.audit.chain import ChainEntry
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.errors import (
     AlreadyExists,
@@ -120,7 +120,7 @@ async def test_a_release_is_kept_with_its_files_and_a_signature_and_deleted_with
 
     assert b"".join(pieces) == (site.folder / entry.name).read_bytes()[100:]
     assert site.releases.has_file(entry.sha256)
-    manifest = documents.decode(release.spec.manifest, documents.Manifest)
+    manifest = documents.decode(release.spec.manifest, documents.ReleaseManifest)
     assert (manifest.version, manifest.files) == ("2.0", (entry,))
     with pytest.raises(AlreadyExists, match=r"there is a release 2\.0 already"):
         await site.add_tiny("2.0")
@@ -200,7 +200,7 @@ async def test_an_agent_is_told_a_version_only_when_a_rollout_wants_it(site: Sit
     assert not (await site.hear()).order
     await site.want("99.0")
     answer = await site.hear()
-    order = documents.decode(answer.order, documents.Order)
+    order = documents.decode(answer.order, documents.UpgradeOrder)
 
     assert (order.version, order.nonce, order.attempt, order.seconds) == ("99.0", "00" * 16, 1, 7.0)
     assert documents.digest(answer.manifest) == order.manifest
@@ -226,7 +226,7 @@ async def test_an_agent_that_failed_is_asked_again_only_under_another_number(sit
     await site.want("99.0")  # said again, as after a restart of the server
     assert not (await site.hear(failed=failed)).order
     await site.subject.again(SCOPE, [AGENT])
-    assert documents.decode((await site.hear(failed=failed)).order, documents.Order).attempt == 2
+    assert documents.decode((await site.hear(failed=failed)).order, documents.UpgradeOrder).attempt == 2
     assert site.subject.targets(SCOPE)[AGENT].error == ""
 
 
@@ -242,7 +242,7 @@ async def test_a_settled_version_is_for_whoever_comes_later_too(site: Site) -> N
     late = await site.check_ins.hear(
         "edge", "node-2", pb.CheckInRequest(version=OWN, can_upgrade=True, nonce=bytes(16))
     )
-    assert documents.decode(late.order, documents.Order).version == "99.0"
+    assert documents.decode(late.order, documents.UpgradeOrder).version == "99.0"
 
 
 async def test_a_version_is_a_release_or_one_that_an_agent_has(site: Site) -> None:
@@ -296,7 +296,7 @@ async def test_figures_and_the_audit_log_tell_who_runs_what_and_who_did_it(site:
     for seq in range(1, site.store.audit_head().seq + 1):
         row = await site.store.audit_row(seq)
         assert row is not None
-        entry = msgspec.json.decode(row.entry, type=Entry)
+        entry = msgspec.json.decode(row.entry, type=ChainEntry)
         entries.append((entry.action, entry.actor))
     assert ("releases.added", "ada") in entries
     assert ("releases.wanted.r1", ACTOR) in entries

@@ -24,7 +24,7 @@ from fleetplane.domains.boards.kinds import (
     ClusterStatus,
 )
 from fleetplane.domains.boards.kinds import SCOPE as BOARDS_SCOPE
-from fleetplane.domains.boards.pins.kinds import GPIO_DEVICE, GpioSpec, GpioStatus, Lease
+from fleetplane.domains.boards.pins.kinds import GPIO_DEVICE, GpioSpec, GpioStatus, PinHold
 from fleetplane.domains.boards.server import BLUEPRINT as BOARDS
 from fleetplane.domains.boards.users import PERSON, PersonSpec
 from fleetplane.domains.edge.nodes.groups import EDGE_GROUP, GroupSpec
@@ -51,8 +51,8 @@ from fleetplane.fleet.people.account_kind import ACCOUNT, AccountSpec
 from fleetplane.fleet.people.account_kind import SCOPE as PEOPLE
 from fleetplane.fleet.runs.policy import RunPolicy
 from fleetplane.fleet.runs.records import RunStatus
-from fleetplane.fleet.runs.targets import Target
-from fleetplane.kernel.watch import Batch, Watch
+from fleetplane.fleet.runs.targets import RunTarget
+from fleetplane.kernel.watch import EventBatch, Watch
 
 ORG, WS, AGENT, UP, CERT, HOST = ("org-1", "ws-1", "agent-1", "up-1", "cert-1", "host-1")
 PLACE = records.workspace_scope(ORG, WS)
@@ -128,7 +128,7 @@ async def fill_boards(rig: ResourcesRig) -> None:
     ready = BoardStatus(state=BoardState.READY)
     await put(BOARD, "7", spec=BoardSpec(name="pi-7", cluster_id=1), status=ready)
     await put(BOARD, "8", spec=BoardSpec(name="pi-8"), status=ready)
-    lease = Lease(id="hidden-lease", holder="token/x", taken_at_ns=1)
+    lease = PinHold(id="hidden-lease", holder="token/x", taken_at_ns=1)
     await put(
         GPIO_DEVICE, "3", spec=GpioSpec(name="lamp", board=7, pin=17, level=1), status=GpioStatus(lease=lease)
     )
@@ -143,7 +143,7 @@ async def fill_boards(rig: ResourcesRig) -> None:
         skipped_count=0,
         skipped=(),
         started_at_ns=10**18,
-        target=Target(everyone=True),
+        target=RunTarget(everyone=True),
         order=BoardProgram(command="uname", stdin=b"hidden-stdin"),
     )
     await put(BOARD_RUN, "ab12", spec=run, status=RunStatus())
@@ -274,7 +274,7 @@ async def test_what_was_made_a_moment_before_its_workspace_went_is_told_to_whoev
     """The ring comes to what was made when the workspace that names its scope is gone already."""
     followed, anything = asyncio.Event(), ring._anything
 
-    async def late(watches: Sequence[Watch]) -> list[Batch]:
+    async def late(watches: Sequence[Watch]) -> list[EventBatch]:
         found = await anything(watches)
         await followed.wait()
         return found

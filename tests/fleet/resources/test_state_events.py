@@ -32,8 +32,8 @@ from fleetplane.domains.proxies.kinds.records import (
 from fleetplane.domains.proxies.kinds.values import AgentState
 from fleetplane.domains.proxies.server import BLUEPRINT as PROXIES
 from fleetplane.fleet.feeds.state_events import StateEvents
-from fleetplane.fleet.resources.catalogue import Catalogue, Member
-from fleetplane.fleet.resources.changes import Changes
+from fleetplane.fleet.resources.catalogue import Catalogue, CatalogueMember
+from fleetplane.fleet.resources.changes import ChangeRing
 from fleetplane.kernel.kinds import KERNEL_KINDS
 from fleetplane.kernel.resources import Condition
 from fleetplane.kernel.store import Draft, Store
@@ -146,11 +146,13 @@ async def test_what_leaves_the_state_as_it_was_is_no_event(
         assert len(await _events(rig, viewer, "gpus/h gpu.deleted")) == 3
 
 
-def _changes(store: Store, blueprint: Blueprint) -> tuple[Changes, Catalogue]:
+def _changes(store: Store, blueprint: Blueprint) -> tuple[ChangeRing, Catalogue]:
     states = StateEvents()
-    resources = [Member(resource=one, domain=blueprint.name, running=None) for one in blueprint.resources]
+    resources = [
+        CatalogueMember(resource=one, domain=blueprint.name, running=None) for one in blueprint.resources
+    ]
     catalogue = Catalogue([*resources, *states.members(resources)])
-    return Changes(store, catalogue, states=states), catalogue
+    return ChangeRing(store, catalogue, states=states), catalogue
 
 
 def test_every_server_tells_the_same_events() -> None:

@@ -14,12 +14,12 @@ from support.fleet import gate_server
 from support.fleet.simulated_subject import SimulatedAgent, SimulatedSubject
 
 from fleetplane.domains.proxies.rollout import percentile
-from fleetplane.fleet.rollouts.gates import Asked, GateSources, Measured, vector_value, webhook_value
+from fleetplane.fleet.rollouts.gates import GateQuestion, GateSources, Measured, vector_value, webhook_value
 from fleetplane.fleet.rollouts.rollouts import check_policy
 from fleetplane.fleet.rollouts.subject import Period
 from fleetplane.kernel.errors import InvalidArgument, SettingsError
 from fleetplane.kernel.rollout import amounts
-from fleetplane.kernel.rollout.facts import Reading, breach
+from fleetplane.kernel.rollout.facts import GateMeasurement, breach
 from fleetplane.kernel.rollout.policy import Gate, Policy
 from fleetplane.kernel.values.times import NS
 from fleetplane.sections.rollouts import PrometheusSource, RolloutSettings
@@ -76,8 +76,8 @@ def sources(origin: str, tmp_path: Path) -> GateSources:
     return GateSources(settings)
 
 
-def asked(query: str, subject: SimulatedSubject | None = None, *, to_ns: int = 1000 * NS) -> Asked:
-    return Asked(
+def asked(query: str, subject: SimulatedSubject | None = None, *, to_ns: int = 1000 * NS) -> GateQuestion:
+    return GateQuestion(
         rollout="r1",
         subject=subject or Probed({}),
         scope="tenant/a",
@@ -255,8 +255,8 @@ def test_answers_that_are_no_number_are_no_data() -> None:
 
 def test_a_gate_without_data_is_not_passed_and_says_why() -> None:
     gate = Gate(name="up", query="prometheus up", min=1.0)
-    assert breach(gate, Reading(value=1.0)) == ""
-    assert breach(gate, Reading(problem="no answer within 5 s")) == (
+    assert breach(gate, GateMeasurement(value=1.0)) == ""
+    assert breach(gate, GateMeasurement(problem="no answer within 5 s")) == (
         "gate up: there is no data for prometheus up (no answer within 5 s)"
     )
 

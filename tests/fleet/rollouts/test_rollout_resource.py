@@ -9,7 +9,7 @@ from support.fleet.resources_rig import resources_rig
 from fleetplane.fleet.rollouts.records import ROLLOUT, RolloutSpec, RolloutStatus
 from fleetplane.kernel.reconcile import Reason
 from fleetplane.kernel.rollout.policy import Policy
-from fleetplane.kernel.rollout.states import Phase
+from fleetplane.kernel.rollout.states import RolloutPhase
 
 
 async def test_a_rollout_is_an_object_for_those_who_may_see_its_tenant(tmp_path: Path) -> None:
@@ -19,7 +19,11 @@ async def test_a_rollout_is_an_object_for_those_who_may_see_its_tenant(tmp_path:
         )
         halt = (Reason(code="FAILURES", message="1 of 3 targets failed, 0 may"),)
         status = RolloutStatus(
-            phase=Phase.HALTED, wave=1, counts={"failed": 1, "pending": 2}, halt=halt, resume_to=Phase.MOVING
+            phase=RolloutPhase.HALTED,
+            wave=1,
+            counts={"failed": 1, "pending": 2},
+            halt=halt,
+            resume_to=RolloutPhase.MOVING,
         )
         await rig.put(ROLLOUT, "tenant/acme", "r1", spec=spec, status=status)
 

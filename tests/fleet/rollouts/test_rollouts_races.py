@@ -13,12 +13,12 @@ from support.kernel.leaving import being_written
 
 from fleetplane.fleet.freeze import Freezes
 from fleetplane.fleet.rollouts.records import KINDS, PolicySpec, status_of
-from fleetplane.fleet.rollouts.rollouts import Rollouts, Start, Verb
+from fleetplane.fleet.rollouts.rollouts import Rollouts, RolloutVerb, Start
 from fleetplane.kernel.errors import FailedPrecondition
 from fleetplane.kernel.freeze import FREEZE
 from fleetplane.kernel.reconcile import LEASE
 from fleetplane.kernel.rollout.policy import Policy
-from fleetplane.kernel.rollout.states import Phase
+from fleetplane.kernel.rollout.states import RolloutPhase
 from fleetplane.kernel.store import Store, StoreSettings
 from fleetplane.sim.clock import VirtualClock
 
@@ -53,7 +53,7 @@ class Site:
         await being_written(self.store)
         assert asking.cancel()
 
-    def phases(self) -> list[Phase]:
+    def phases(self) -> list[RolloutPhase]:
         return [status_of(one).phase for one in self.rollouts.book.list()]
 
 
@@ -69,17 +69,17 @@ async def test_a_rollout_goes_on_although_whoever_began_it_left(site: Site) -> N
     async with site.running():
         await site.until(lambda: site.store.count(LEASE) == 2)
         await site.leaves(asyncio.create_task(site.rollouts.start(START)))
-        await site.until(lambda: site.phases() == [Phase.DONE])
+        await site.until(lambda: site.phases() == [RolloutPhase.DONE])
 
 
 async def test_so_does_one_that_is_undone_by_somebody_who_left(site: Site) -> None:
     async with site.running():
         rollout = await site.rollouts.start(START)
-        await site.until(lambda: status_of(site.rollouts.book.get(rollout.name)).settled is Phase.DONE)
+        await site.until(lambda: status_of(site.rollouts.book.get(rollout.name)).settled is RolloutPhase.DONE)
         done = site.rollouts.book.get(rollout.name)
-        undoing = Verb(verb="undo", actor="alice")
+        undoing = RolloutVerb(verb="undo", actor="alice")
         await site.leaves(asyncio.create_task(site.rollouts.order(done, undoing)))
-        await site.until(lambda: site.phases() == [Phase.ROLLED_BACK])
+        await site.until(lambda: site.phases() == [RolloutPhase.ROLLED_BACK])
 
 
 async def test_of_two_of_one_scope_the_second_is_refused_although_the_first_is_being_written(
@@ -94,4 +94,4 @@ async def test_of_two_of_one_scope_the_second_is_refused_although_the_first_is_b
 async def test_a_policy_that_is_set_while_the_server_starts_is_followed(site: Site) -> None:
     await site.rollouts.set_policy("sim.version", "", PolicySpec(policy=QUICK), actor="alice")
     async with site.running():
-        await site.until(lambda: site.phases() == [Phase.DONE])
+        await site.until(lambda: site.phases() == [RolloutPhase.DONE])

@@ -14,12 +14,12 @@ from support.shared.three_stores import three_stores
 from fleetplane.fleet.freeze import Freezes
 from fleetplane.fleet.rollouts.driver import LOOK_SECONDS
 from fleetplane.fleet.rollouts.records import KINDS, Rollout, status_of
-from fleetplane.fleet.rollouts.rollouts import Rollouts, Start, Verb
+from fleetplane.fleet.rollouts.rollouts import Rollouts, RolloutVerb, Start
 from fleetplane.kernel.errors import FailedPrecondition
 from fleetplane.kernel.freeze import FREEZE
 from fleetplane.kernel.reconcile import LEASE
 from fleetplane.kernel.rollout.policy import Policy
-from fleetplane.kernel.rollout.states import Phase
+from fleetplane.kernel.rollout.states import RolloutPhase
 from fleetplane.kernel.store import Store
 
 QUICK = Policy(waves=("rest",), soak_seconds=0.0, confirm_seconds=3600.0)
@@ -38,9 +38,9 @@ class Site:
 
     async def order(self, rollout: Rollout, verb: str) -> Rollout:
         with self.store.writing_here():
-            return await self.rollouts.order(rollout, Verb(verb=verb, actor="bob"))
+            return await self.rollouts.order(rollout, RolloutVerb(verb=verb, actor="bob"))
 
-    def phases(self) -> list[Phase]:
+    def phases(self) -> list[RolloutPhase]:
         return [status_of(one).phase for one in self.rollouts.book.list()]
 
 
@@ -64,9 +64,9 @@ def test_a_rollout_that_is_started_elsewhere_is_driven_without_delay_and_seen_ev
         await asyncio.sleep(5 * LOOK_SECONDS)
         begun = asyncio.get_running_loop().time()
         await sites[1].start()
-        await until(lambda: sites[0].phases() and sites[0].phases() != [Phase.PLANNED])
+        await until(lambda: sites[0].phases() and sites[0].phases() != [RolloutPhase.PLANNED])
         assert asyncio.get_running_loop().time() - begun < LOOK_SECONDS / 2
-        await until(lambda: sites[2].phases() == [Phase.DONE])
+        await until(lambda: sites[2].phases() == [RolloutPhase.DONE])
 
     played(scene)
 
@@ -88,10 +88,10 @@ def test_a_rollout_is_paused_and_resumed_on_any_server() -> None:
         rollout = await sites[1].start()
         await until(sites[2].phases)
         await sites[2].order(rollout, "pause")
-        await until(lambda: sites[0].phases() == [Phase.PAUSED])
+        await until(lambda: sites[0].phases() == [RolloutPhase.PAUSED])
         await sites[1].store.confirmed()
         await sites[1].order(rollout, "resume")
-        await until(lambda: sites[2].phases() == [Phase.DONE])
+        await until(lambda: sites[2].phases() == [RolloutPhase.DONE])
 
     played(scene, one=SimulatedAgent(applies_seconds=30.0))
 
@@ -99,7 +99,7 @@ def test_a_rollout_is_paused_and_resumed_on_any_server() -> None:
 def test_a_rollout_that_another_server_has_followed_up_is_not_undone() -> None:
     async def scene(sites: Sequence[Site]) -> None:
         first = await sites[1].start()
-        await until(lambda: sites[1].phases() == [Phase.DONE] == sites[2].phases())
+        await until(lambda: sites[1].phases() == [RolloutPhase.DONE] == sites[2].phases())
         for site in sites:
             (subject,) = site.rollouts.subjects.values()
             assert isinstance(subject, SimulatedSubject)

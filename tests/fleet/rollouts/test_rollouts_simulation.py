@@ -22,13 +22,13 @@ from fleetplane.fleet.rollouts.driver import key_of
 from fleetplane.fleet.rollouts.gates import GateSources
 from fleetplane.fleet.rollouts.metrics import RolloutCollector
 from fleetplane.fleet.rollouts.records import KINDS, PolicySpec, Rollout, status_of
-from fleetplane.fleet.rollouts.rollouts import Rollouts, Start, Verb
+from fleetplane.fleet.rollouts.rollouts import Rollouts, RolloutVerb, Start
 from fleetplane.gen.fleetplane.fleet.v1 import rollouts_pb2 as pb
 from fleetplane.kernel.errors import FailedPrecondition, InvalidArgument, NotFound
 from fleetplane.kernel.freeze import FREEZE
 from fleetplane.kernel.reconcile import LEASE
 from fleetplane.kernel.rollout.policy import Gate, OnHalt, Policy
-from fleetplane.kernel.rollout.states import ENDED, OUTCOMES, Phase
+from fleetplane.kernel.rollout.states import ENDED, OUTCOMES, RolloutPhase
 from fleetplane.kernel.store import Store, StoreSettings
 from fleetplane.kernel.values.times import NS
 from fleetplane.sections.rollouts import RolloutSettings
@@ -63,13 +63,13 @@ class Site:
     def now(self, rollout: Rollout) -> Rollout:
         return self.rollouts.book.get(rollout.name)
 
-    async def step(self, rollout: Rollout) -> Phase:
+    async def step(self, rollout: Rollout) -> RolloutPhase:
         """One pass; then as much time goes by as the pass said, or a second."""
         result = await self.rollouts.driver.pass_over(key_of(rollout))
         await self.clock.advance(min(1.0, result.requeue_after_seconds or 1.0))
         return status_of(self.now(rollout)).phase
 
-    async def until(self, rollout: Rollout, *phases: Phase, passes: int = 500) -> None:
+    async def until(self, rollout: Rollout, *phases: RolloutPhase, passes: int = 500) -> None:
         for _ in range(passes):
             if await self.step(rollout) in phases:
                 return
@@ -80,7 +80,7 @@ class Site:
         if verb in {action.name for action in ROLLOUTS.actions}:
             await carried_out(ROLLOUTS, self, self.store, self.clock, rollout.name, verb, more)
         else:
-            await self.rollouts.order(rollout, Verb(verb=verb, actor="alice", **more))  # type: ignore[arg-type]
+            await self.rollouts.order(rollout, RolloutVerb(verb=verb, actor="alice", **more))  # type: ignore[arg-type]
 
     def counts(self, rollout: Rollout) -> dict[str, int]:
         return status_of(self.now(rollout)).counts
@@ -132,7 +132,7 @@ async def test_two_thousand_agents_over_five_waves_and_a_server_that_stops_at_ev
             await site.clock.advance(61.0)  # nobody is given up by a server that has only just started
         if phase in ENDED:
             break
-    assert phase is Phase.DONE, views.whole(site.rollouts, site.now(rollout))
+    assert phase is RolloutPhase.DONE, views.whole(site.rollouts, site.now(rollout))
     assert waves_seen >= {1, 2, 3, 4, 5}
     found = views.whole(site.rollouts, site.now(rollout))
     states = Counter(target.state for target in found.targets)
@@ -156,7 +156,7 @@ async def test_every_server_goes_on_where_the_last_one_was_also_on_the_way_back(
         site.another_server()
         if phase in ENDED:
             break
-    assert phase is Phase.ROLLED_BACK
+    assert phase is RolloutPhase.ROLLED_BACK
     assert site.counts(rollout) == {"rolled_back": 6}
     assert {agent.wanted for agent in site.subject.agents.values()} == {"1"}
 
@@ -166,7 +166,7 @@ async def test_a_gate_that_is_breached_halts_after_the_canary_and_rolls_back(sit
     policy = Policy(waves=("1", "rest"), gates=(gate,), on_halt=OnHalt.ROLL_BACK)
     site.subject.error_rate = 0.5
     rollout = await site.start(policy)
-    await site.until(rollout, Phase.ROLLED_BACK)
+    await site.until(rollout, RolloutPhase.ROLLED_BACK)
     assert site.counts(rollout) == {"never_started": 5, "rolled_back": 1}
     assert sum("2" in agent.ever for agent in site.subject.agents.values()) == 1
     found = views.whole(site.rollouts, site.now(rollout))
@@ -192,7 +192,7 @@ async def test_it_is_explained_why_a_rollout_waits_has_halted_and_which_targets_
 
     site.subject.agents["agent-0000"].refuses = "2"
     halted = await site.start()
-    await site.until(halted, Phase.HALTED)
+    await site.until(halted, RolloutPhase.HALTED)
     assert told(halted)["TARGET"] == "agent-0000: refused"
     assert told(halted)[status_of(site.now(halted)).halt[0].code]
 
@@ -207,7 +207,7 @@ async def test_a_gate_that_cannot_be_evaluated_is_never_passed(site: Site) -> No
     rollout = await site.start(
         Policy(waves=("1", "rest"), gates=(gate,), soak_seconds=1.0, max_soak_seconds=5.0)
     )
-    await site.until(rollout, Phase.HALTED)
+    await site.until(rollout, RolloutPhase.HALTED)
     (reason,) = status_of(site.now(rollout)).halt
     assert reason.message.startswith("gate up: there is no data for prometheus up (ConnectError")
     assert site.counts(rollout) == {"confirmed": 1, "pending": 5}
@@ -228,23 +228,25 @@ async def test_a_freeze_holds_it_and_lifting_it_lets_it_go_on(site: Site) -> Non
     result = await site.rollouts.driver.pass_over(key_of(rollout))
     assert result.explanation[0].message == "frozen at tenant/a by bob: incident"
     await switch.lift(SCOPE, domains=["sim"], actor="bob")
-    await site.until(rollout, Phase.DONE)
+    await site.until(rollout, RolloutPhase.DONE)
 
 
 async def test_orders_of_people_are_kept_with_who_gave_them(site: Site) -> None:
     rollout = await site.start(Policy(waves=("1", "rest"), soak_seconds=0.0, approvals=(2,)))
-    await site.until(rollout, Phase.WAITING)
+    await site.until(rollout, RolloutPhase.WAITING)
     await site.order(rollout, "pause", reason="lunch")
-    assert (await site.step(rollout)) is Phase.PAUSED
+    assert (await site.step(rollout)) is RolloutPhase.PAUSED
     await site.order(rollout, "resume")
     await site.order(rollout, "skip", targets=["agent-0003"])
     await site.order(rollout, "approve")
-    await site.until(rollout, Phase.DONE)
+    await site.until(rollout, RolloutPhase.DONE)
     assert site.counts(rollout) == {"confirmed": 5, "skipped": 1}
     history = status_of(site.now(rollout)).history
-    assert [(one.actor, one.reason) for one in history if one.after is Phase.PAUSED] == [("alice", "lunch")]
+    assert [(one.actor, one.reason) for one in history if one.after is RolloutPhase.PAUSED] == [
+        ("alice", "lunch")
+    ]
     await site.order(rollout, "undo")
-    await site.until(rollout, Phase.ROLLED_BACK)
+    await site.until(rollout, RolloutPhase.ROLLED_BACK)
     assert site.counts(rollout) == {"rolled_back": 5, "skipped": 1}
     assert site.subject.everyone == "1", "whoever comes new gets it too"
     with pytest.raises(NotFound):
@@ -255,9 +257,9 @@ async def test_orders_of_people_are_kept_with_who_gave_them(site: Site) -> None:
 
 async def test_an_order_to_abort_leaves_what_is_not_reached_as_it_is(site: Site) -> None:
     rollout = await site.start(Policy(waves=("1", "rest"), soak_seconds=0.0, approvals=(2,)))
-    await site.until(rollout, Phase.WAITING)
+    await site.until(rollout, RolloutPhase.WAITING)
     await site.order(rollout, "abort", reason="wrong version")
-    await site.until(rollout, Phase.ABORTED)
+    await site.until(rollout, RolloutPhase.ABORTED)
     assert site.counts(rollout)["confirmed"] == 1
     assert sum(one.version == "2" for one in site.subject.agents.values()) == 1
 
@@ -265,10 +267,10 @@ async def test_an_order_to_abort_leaves_what_is_not_reached_as_it_is(site: Site)
 async def test_what_failed_is_tried_again(site: Site) -> None:
     site.subject.agents["agent-0000"].refuses = "2"
     rollout = await site.start()
-    await site.until(rollout, Phase.HALTED)
+    await site.until(rollout, RolloutPhase.HALTED)
     site.subject.agents["agent-0000"].refuses = ""
     await site.order(rollout, "retry")
-    await site.until(rollout, Phase.DONE)
+    await site.until(rollout, RolloutPhase.DONE)
     assert site.subject.retried == ["agent-0000"]
     assert site.counts(rollout) == {"confirmed": 6}
 
@@ -281,9 +283,9 @@ async def test_a_newer_rollout_supersedes_only_if_it_says_so(site: Site) -> None
         await site.start()
     assert caught.value.details["rollout"] == first.name
     second = await site.start(supersede=True)
-    assert status_of(site.now(first)).phase is Phase.SUPERSEDED
+    assert status_of(site.now(first)).phase is RolloutPhase.SUPERSEDED
     assert all(state in {*OUTCOMES} for state in site.counts(first))
-    await site.until(second, Phase.DONE)
+    await site.until(second, RolloutPhase.DONE)
     assert {agent.version for agent in site.subject.agents.values()} == {"3"}
     with pytest.raises(FailedPrecondition, match="came after it"):
         await site.order(first, "undo")
@@ -348,7 +350,7 @@ async def test_a_policy_starts_a_rollout_for_each_new_version_and_none_twice(sit
     result = await rollouts.follow_policy("sim.version|tenant/a")
     assert "waits for the end of rollout" in result.explanation[0].message
     await site.order(first, "undo")
-    await site.until(first, Phase.ROLLED_BACK)
+    await site.until(first, RolloutPhase.ROLLED_BACK)
     await rollouts.follow_policy("sim.version|tenant/a")
     assert [one.spec.to for one in rollouts.book.list()] == ["3", "2"]
     await rollouts.remove_policy("sim.version", "", actor="alice")
@@ -360,7 +362,7 @@ async def test_old_rollouts_are_forgotten_but_for_the_last(site: Site) -> None:
     for version in ("2", "3"):
         site.subject.latest = version
         rollout = await site.start()
-        await site.until(rollout, Phase.DONE)
+        await site.until(rollout, RolloutPhase.DONE)
         await site.step(rollout)
     await site.clock.advance(91 * 86_400)
     assert await site.rollouts.book.sweep(site.clock.now_ns()) == 1
@@ -372,7 +374,7 @@ async def test_metrics_tell_what_is_open_and_what_became_of_targets(site: Site) 
     collector = RolloutCollector(site.rollouts)
     open_now = {sample.labels["phase"]: sample.value for sample in next(iter(collector.collect())).samples}
     assert open_now["planned"] == 1
-    await site.until(rollout, Phase.DONE)
+    await site.until(rollout, RolloutPhase.DONE)
     samples = {
         sample.labels["outcome"]: sample.value
         for metric in collector.collect()

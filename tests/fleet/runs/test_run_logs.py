@@ -7,18 +7,18 @@ from types import SimpleNamespace
 from typing import Any
 
 from fleetplane.fleet.resources.declaration import LogCall, LogQuery
-from fleetplane.fleet.runs.events import Output, TargetEnded
+from fleetplane.fleet.runs.events import TargetEnded, TargetOutput
 from fleetplane.fleet.runs.resources import Printed, run_lines
-from fleetplane.kernel.commands import State
+from fleetplane.kernel.commands import CommandState
 
 
-def target(name: str, state: State, number: int) -> Any:
+def target(name: str, state: CommandState, number: int) -> Any:
     status = SimpleNamespace(state=state, deliveries=1)
     return SimpleNamespace(name=name, status=status, updated_at_ns=0, created_revision=number)
 
 
-ONE, TWO = target("one", State.OK, 1), target("two", State.FAILED, 2)
-OPEN = target("three", State.RUNNING, 3)
+ONE, TWO = target("one", CommandState.OK, 1), target("two", CommandState.FAILED, 2)
+OPEN = target("three", CommandState.RUNNING, 3)
 PRINTED = {
     "one": Printed(stdout="hello\nthere\n", stderr="oh\n"),
     "two": Printed(message="it is away"),
@@ -29,9 +29,9 @@ class Runs:
     """A run of three targets, of which one goes on."""
 
     async def follow(self, _run: Any) -> AsyncGenerator[Any]:
-        yield Output(name="one", stream="stdout", output=b"hello\nthere\n")
+        yield TargetOutput(name="one", stream="stdout", output=b"hello\nthere\n")
         yield None  # something is missing
-        yield Output(name="one", stream="stderr", output=b"oh\n")
+        yield TargetOutput(name="one", stream="stderr", output=b"oh\n")
         yield TargetEnded(target=ONE)
         yield TargetEnded(target=TWO)
 

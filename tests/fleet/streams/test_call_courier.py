@@ -12,7 +12,7 @@ import pytest
 
 from fleetplane.fleet.streams.call_courier import Answered, CallCourier
 from fleetplane.kernel.clock import SystemClock
-from fleetplane.kernel.commands import COMMAND, COMMAND_TARGET, Command, Commands, State, state_of
+from fleetplane.kernel.commands import COMMAND, COMMAND_TARGET, Command, Commands, CommandState, state_of
 from fleetplane.kernel.store import Store, StoreSettings
 
 SCOPE = "org/a"
@@ -26,7 +26,9 @@ class Boards:
         self.most = 0
         self.ended: list[str] = []
         self.let = asyncio.Event()
-        self.answer: Callable[[str], Answered | None] = lambda _target: Answered(state=State.OK, detail="ok")
+        self.answer: Callable[[str], Answered | None] = lambda _target: Answered(
+            state=CommandState.OK, detail="ok"
+        )
 
     async def call(self, target: str, command: Command) -> Answered | None:
         self.under_way.append((target, command.spec.verb))
@@ -65,7 +67,7 @@ class CallRig:
     async def issue(self, *targets: str, verb: str = "x") -> Command:
         return await self.ledger.issue(SCOPE, verb, targets, actor="u", repeatable=False)
 
-    async def outcomes(self, command: Command) -> dict[str, tuple[State, str]]:
+    async def outcomes(self, command: Command) -> dict[str, tuple[CommandState, str]]:
         async with asyncio.timeout(60):
             await self.ledger.finished(command)
         return {
@@ -96,7 +98,7 @@ async def test_a_target_has_so_many_calls_and_the_next_when_one_ends(store: Stor
         assert [verb for _, verb in rig.boards.under_way] == ["0", "1"]
         rig.boards.let.set()
         for command in issued:
-            assert await rig.outcomes(command) == {"a": (State.OK, "ok")}
+            assert await rig.outcomes(command) == {"a": (CommandState.OK, "ok")}
     assert rig.boards.most == 2
 
 
@@ -106,7 +108,7 @@ async def test_there_are_only_so_many_calls_in_all_and_everybody_has_a_turn(stor
         rig.boards.let.set()
         command = await rig.issue(*(f"board-{number}" for number in range(20)))
         found = await rig.outcomes(command)
-    assert {state for state, _ in found.values()} == {State.OK}
+    assert {state for state, _ in found.values()} == {CommandState.OK}
     assert rig.boards.most <= 3
     assert len(rig.boards.ended) == 20, "each was called once"
 
@@ -116,27 +118,27 @@ async def test_who_is_away_and_who_was_deleted(store: Store) -> None:
     assert not rig.courier.is_present("a"), "nobody is, before the courier runs"
     async with rig.running():
         away = await rig.outcomes(await rig.issue("away"))
-        assert away["away"][0] is State.UNDELIVERABLE
+        assert away["away"][0] is CommandState.UNDELIVERABLE
         rig.boards.let.set()
         rig.boards.answer = lambda _target: None
         command = await rig.issue("a")
         await until(lambda: rig.boards.ended == ["a"])
         await rig.ledger.removed("a")
-        assert (await rig.outcomes(command))["a"][0] is State.FAILED
+        assert (await rig.outcomes(command))["a"][0] is CommandState.FAILED
 
 
 async def test_a_defect_costs_one_command_its_outcome_and_no_other(store: Store) -> None:
     def answer(target: str) -> Answered:
         if target == "a":
             raise ZeroDivisionError("oh")
-        return Answered(state=State.OK)
+        return Answered(state=CommandState.OK)
 
     rig = CallRig(store)
     rig.boards.answer = answer
     async with rig.running():
         rig.boards.let.set()
         found = await rig.outcomes(await rig.issue("a", "b"))
-    assert found == {"a": (State.FAILED, "ZeroDivisionError: oh"), "b": (State.OK, "")}
+    assert found == {"a": (CommandState.FAILED, "ZeroDivisionError: oh"), "b": (CommandState.OK, "")}
 
 
 async def test_taking_a_command_back_ends_the_call(store: Store) -> None:
@@ -146,9 +148,11 @@ async def test_taking_a_command_back_ends_the_call(store: Store) -> None:
         await until(lambda: rig.boards.under_way)
         await rig.ledger.cancel(SCOPE, command.name, actor="u")
         await until(lambda: not rig.boards.under_way)
-        assert (await rig.outcomes(command))["a"][0] is State.CANCELLED
+        assert (await rig.outcomes(command))["a"][0] is CommandState.CANCELLED
         rig.boards.let.set()
-        assert (await rig.outcomes(await rig.issue("a")))["a"][0] is State.OK, "its place is free again"
+        assert (await rig.outcomes(await rig.issue("a")))["a"][0] is CommandState.OK, (
+            "its place is free again"
+        )
 
 
 async def test_the_place_of_a_call_that_was_taken_back_is_given_to_who_waits(store: Store) -> None:
@@ -160,8 +164,8 @@ async def test_the_place_of_a_call_that_was_taken_back_is_given_to_who_waits(sto
         await rig.ledger.cancel(SCOPE, first.name, actor="u")
         await until(lambda: sorted(rig.boards.under_way) == [("a", "second"), ("c", "third")])
         rig.boards.let.set()
-        assert (await rig.outcomes(second))["a"][0] is State.OK
-        assert (await rig.outcomes(third))["c"][0] is State.OK
+        assert (await rig.outcomes(second))["a"][0] is CommandState.OK
+        assert (await rig.outcomes(third))["c"][0] is CommandState.OK
 
 
 async def test_a_command_that_is_taken_back_before_its_call_began_leaves_no_place_taken(store: Store) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from fleetplane.fleet.streams.courier import StreamCourier
 from fleetplane.fleet.streams.presence import Flight, Live, Presences
-from fleetplane.kernel.commands import COMMAND, COMMAND_TARGET, Command, Commands, State, state_of
+from fleetplane.kernel.commands import COMMAND, COMMAND_TARGET, Command, Commands, CommandState, state_of
 from fleetplane.kernel.sessions.sessions import Sessions
 from fleetplane.kernel.store import Store, StoreSettings
 from fleetplane.sim.clock import VirtualClock
@@ -66,7 +66,7 @@ class CourierRig:
             SCOPE, verb, ["a"], actor="u", run_for_seconds=60.0, repeatable=repeatable, wait=wait
         )
 
-    def state(self, command: Command) -> State:
+    def state(self, command: Command) -> CommandState:
         (target,) = self.ledger.targets(command)
         return state_of(target)
 
@@ -87,7 +87,7 @@ async def test_an_agent_has_no_more_commands_than_it_has_room_for(rig: CourierRi
     live = rig.comes("a")
     first, second, third = [await rig.issue(verb) for verb in ("one", "two", "three")]
     assert written(live) == ["one", "two"]
-    assert rig.state(third) is State.WAITING
+    assert rig.state(third) is CommandState.WAITING
 
     assert rig.courier.landed(live, first.name) is not None
     assert rig.courier.landed(live, first.name) is None, "it had it once"
@@ -114,12 +114,12 @@ async def test_a_place_is_given_up_when_the_time_is_over(rig: CourierRig) -> Non
 
 
 async def test_who_is_away_takes_no_work_or_does_not_read_is_given_none(rig: CourierRig) -> None:
-    assert rig.state(await rig.issue("nobody")) is State.UNDELIVERABLE
+    assert rig.state(await rig.issue("nobody")) is CommandState.UNDELIVERABLE
     live = rig.comes("a", queue=1)
     rig.texts.takes = False
-    assert rig.state(await rig.issue("draining")) is State.UNDELIVERABLE
+    assert rig.state(await rig.issue("draining")) is CommandState.UNDELIVERABLE
     rig.texts.takes = True
-    assert rig.state(await rig.issue("unusable")) is State.UNDELIVERABLE
+    assert rig.state(await rig.issue("unusable")) is CommandState.UNDELIVERABLE
     await rig.issue("one")
     full = await rig.issue("two")
     assert written(live) == ["one"]
@@ -132,14 +132,14 @@ async def test_what_no_message_can_carry_ends_when_its_turn_comes_and_holds_up_n
 ) -> None:
     unusable = await rig.issue("unusable", wait=True, repeatable=repeatable)
     good = await rig.issue("good", wait=True)
-    assert rig.state(unusable) is State.WAITING
+    assert rig.state(unusable) is CommandState.WAITING
     live = rig.comes("a")
     await rig.ledger.room("a")
     [target] = rig.ledger.targets(unusable)
     assert target.status is not None
-    assert target.status.state is State.UNDELIVERABLE
+    assert target.status.state is CommandState.UNDELIVERABLE
     assert target.status.detail == "it cannot be sent: RecursionError: too deep"
-    assert (written(live), rig.state(good)) == (["good"], State.SENT)
+    assert (written(live), rig.state(good)) == (["good"], CommandState.SENT)
 
 
 async def test_a_command_is_recalled_once(rig: CourierRig) -> None:
@@ -162,11 +162,11 @@ async def test_what_an_older_stream_lost_waits_for_the_next_and_what_that_has_is
     older.session.close()
     rig.presences.gone(older)
     await rig.ledger.renewed("a")
-    assert (rig.state(lost), rig.state(once)) == (State.WAITING, State.SENT), (
+    assert (rig.state(lost), rig.state(once)) == (CommandState.WAITING, CommandState.SENT), (
         "what may not be repeated is not"
     )
     newer = rig.comes("a")
     early = await rig.issue("early")
     await rig.ledger.room("a")
     assert written(newer) == ["early", "lost"]
-    assert {rig.state(command) for command in (lost, once, early)} == {State.SENT}
+    assert {rig.state(command) for command in (lost, once, early)} == {CommandState.SENT}

@@ -11,7 +11,7 @@ import pytest
 from support.shared.storekit import SCOPE, THING, opened, put, remove
 
 from fleetplane.kernel.audit import chain as audit
-from fleetplane.kernel.audit.chain import Change, Entry, Head, Row, Verdict, verify
+from fleetplane.kernel.audit.chain import AuditedChange, ChainEntry, ChainVerdict, Head, Row, verify
 from fleetplane.kernel.audit.files import verify_file
 from fleetplane.kernel.errors import IntegrityError, NotFound, Unavailable
 
@@ -20,8 +20,8 @@ def chain(length: int) -> list[Row]:
     rows: list[Row] = []
     previous = audit.GENESIS
     for seq in range(1, length + 1):
-        change = Change("put", "thing", "s", f"n{seq}", audit.digest(b"%d" % seq))
-        rows.append(audit.append(previous, Entry(seq, seq, seq * 1000, "alice", "put", (change,))))
+        change = AuditedChange("put", "thing", "s", f"n{seq}", audit.digest(b"%d" % seq))
+        rows.append(audit.append(previous, ChainEntry(seq, seq, seq * 1000, "alice", "put", (change,))))
         previous = rows[-1].hash
     return rows
 
@@ -41,7 +41,7 @@ def rehashed(row: Row) -> Row:
 
 def test_an_untouched_chain_is_intact() -> None:
     rows = chain(5)
-    assert verify(rows, head(rows)) == Verdict(intact=True, entries=5, revision=5)
+    assert verify(rows, head(rows)) == ChainVerdict(intact=True, entries=5, revision=5)
     assert verify([], Head(revision=0, seq=0, hash=audit.GENESIS)).intact
 
 
@@ -106,9 +106,9 @@ async def test_a_file_is_verified_while_its_server_runs_and_after(tmp_path: Path
     async with opened(path) as store:
         for number in range(20):
             await put(store, f"n{number % 7}", number)
-        assert await verify_file(path) == Verdict(intact=True, entries=20, revision=20)
+        assert await verify_file(path) == ChainVerdict(intact=True, entries=20, revision=20)
     before = path.read_bytes()
-    assert await verify_file(path) == Verdict(intact=True, entries=20, revision=20)
+    assert await verify_file(path) == ChainVerdict(intact=True, entries=20, revision=20)
     assert path.read_bytes() == before
     async with opened(path) as store:
         assert store.revision == 20
@@ -165,7 +165,7 @@ async def test_compaction_leaves_the_chain_whole(tmp_path: Path) -> None:
         for number in range(30):
             await put(store, "x", number)
         await store.compact(store.revision)
-    assert await verify_file(path) == Verdict(intact=True, entries=30, revision=30)
+    assert await verify_file(path) == ChainVerdict(intact=True, entries=30, revision=30)
 
 
 async def test_a_missing_or_foreign_file_is_explained(tmp_path: Path) -> None:
@@ -181,6 +181,6 @@ async def test_a_missing_or_foreign_file_is_explained(tmp_path: Path) -> None:
 
 
 def test_a_verdict_is_told_in_a_sentence() -> None:
-    assert str(Verdict(intact=True, entries=5, revision=4)) == "intact: 5 entries, up to revision 4"
-    broken = Verdict(intact=False, entries=5, revision=4, problem="entry 6 is missing")
+    assert str(ChainVerdict(intact=True, entries=5, revision=4)) == "intact: 5 entries, up to revision 4"
+    broken = ChainVerdict(intact=False, entries=5, revision=4, problem="entry 6 is missing")
     assert str(broken) == "not intact: entry 6 is missing; good are 5 entries, up to revision 4"

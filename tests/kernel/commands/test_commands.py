@@ -12,7 +12,7 @@ from fleetplane.kernel.commands import (
     Command,
     CommandLimits,
     Commands,
-    State,
+    CommandState,
     run,
     state_of,
 )
@@ -36,7 +36,7 @@ async def commands(tmp_path: Path, clock: VirtualClock, courier: FakeCourier) ->
         yield commands
 
 
-def outcomes(commands: Commands, command: Command) -> dict[str, State]:
+def outcomes(commands: Commands, command: Command) -> dict[str, CommandState]:
     return {target.name: state_of(target) for target in commands.targets(command)}
 
 
@@ -51,7 +51,11 @@ async def test_each_target_gets_its_own_outcome_and_the_command_counts_them(
     assert await commands.answered("b", issued.name, ok=False, detail="broken")
 
     done = await commands.finished(issued)
-    assert outcomes(commands, issued) == {"a": State.OK, "b": State.FAILED, "c": State.UNDELIVERABLE}
+    assert outcomes(commands, issued) == {
+        "a": CommandState.OK,
+        "b": CommandState.FAILED,
+        "c": CommandState.UNDELIVERABLE,
+    }
     assert done.status is not None
     assert (done.status.open, sum(done.status.outcomes.values())) == (0, 3)
     assert done.status.finished_at_ns is not None
@@ -62,13 +66,13 @@ async def test_a_command_waits_for_a_target_that_is_away_if_asked_to(
 ) -> None:
     issued = await commands.issue(SCOPE, "one", ["a"], actor="u", wait=True)
     second = await commands.issue(SCOPE, "two", ["a"], actor="u", wait=True)
-    assert outcomes(commands, issued) == {"a": State.WAITING}
+    assert outcomes(commands, issued) == {"a": CommandState.WAITING}
 
     courier.here.add("a")
     await commands.arrived("a")
 
     assert [verb for _, verb, _ in courier.delivered] == ["one", "two"], "in the order of their issue"
-    assert outcomes(commands, second) == {"a": State.SENT}
+    assert outcomes(commands, second) == {"a": CommandState.SENT}
 
 
 async def test_the_two_deadlines_are_separate(
@@ -80,11 +84,11 @@ async def test_the_two_deadlines_are_separate(
     )
     await clock.advance(10)
     await commands.expire()
-    assert outcomes(commands, issued) == {"here": State.TIMED_OUT, "away": State.WAITING}
+    assert outcomes(commands, issued) == {"here": CommandState.TIMED_OUT, "away": CommandState.WAITING}
 
     await clock.advance(90)
     await commands.expire()
-    assert outcomes(commands, issued) == {"here": State.TIMED_OUT, "away": State.EXPIRED}
+    assert outcomes(commands, issued) == {"here": CommandState.TIMED_OUT, "away": CommandState.EXPIRED}
 
 
 async def test_time_to_run_begins_with_the_delivery(
@@ -98,10 +102,10 @@ async def test_time_to_run_begins_with_the_delivery(
     await commands.arrived("a")
     await clock.advance(9)
     await commands.expire()
-    assert outcomes(commands, issued) == {"a": State.SENT}
+    assert outcomes(commands, issued) == {"a": CommandState.SENT}
     await clock.advance(1)
     await commands.expire()
-    assert outcomes(commands, issued) == {"a": State.TIMED_OUT}
+    assert outcomes(commands, issued) == {"a": CommandState.TIMED_OUT}
 
 
 async def test_what_arrives_after_the_delivery_deadline_is_not_sent_even_before_it_was_noticed(
@@ -112,7 +116,7 @@ async def test_what_arrives_after_the_delivery_deadline_is_not_sent_even_before_
     courier.here.add("a")
     await commands.arrived("a")
     assert courier.delivered == []
-    assert outcomes(commands, issued) == {"a": State.EXPIRED}
+    assert outcomes(commands, issued) == {"a": CommandState.EXPIRED}
 
 
 async def test_late_and_repeated_words_change_nothing(
@@ -127,7 +131,7 @@ async def test_late_and_repeated_words_change_nothing(
     assert not await commands.answered("a", issued.name, ok=False)
     assert not await commands.answered("a", "never-issued", ok=True)
     assert not await commands.answered("b", issued.name, ok=True), "nobody answers for another"
-    assert outcomes(commands, issued) == {"a": State.TIMED_OUT}
+    assert outcomes(commands, issued) == {"a": CommandState.TIMED_OUT}
     assert commands.ignored == 4
 
 
@@ -135,7 +139,7 @@ async def test_an_answer_may_overtake_everything_else(commands: Commands) -> Non
     issued = await commands.issue(SCOPE, "x", ["a"], actor="u", wait=True)
     assert await commands.answered("a", issued.name, ok=True)
     assert not await commands.started("a", issued.name)
-    assert outcomes(commands, issued) == {"a": State.OK}
+    assert outcomes(commands, issued) == {"a": CommandState.OK}
 
 
 async def test_a_repeatable_command_is_sent_again_in_the_next_session_and_another_is_not(
@@ -146,7 +150,7 @@ async def test_a_repeatable_command_is_sent_again_in_the_next_session_and_anothe
     once = await commands.issue(SCOPE, "once", ["a"], actor="u", repeatable=False)
     await commands.arrived("a")
     assert [verb for _, verb, _ in courier.delivered] == ["again", "once", "again"]
-    assert outcomes(commands, again) == outcomes(commands, once) == {"a": State.SENT}
+    assert outcomes(commands, again) == outcomes(commands, once) == {"a": CommandState.SENT}
 
 
 async def test_a_session_without_room_turns_a_command_back(
@@ -156,8 +160,8 @@ async def test_a_session_without_room_turns_a_command_back(
     courier.full.add("a")
     impatient = await commands.issue(SCOPE, "x", ["a"], actor="u")
     patient = await commands.issue(SCOPE, "y", ["a"], actor="u", wait=True)
-    assert outcomes(commands, impatient) == {"a": State.UNDELIVERABLE}
-    assert outcomes(commands, patient) == {"a": State.WAITING}
+    assert outcomes(commands, impatient) == {"a": CommandState.UNDELIVERABLE}
+    assert outcomes(commands, patient) == {"a": CommandState.WAITING}
 
     courier.full.clear()
     await clock.advance(5)
@@ -177,9 +181,9 @@ async def test_a_target_that_cannot_stop_is_told_to_and_its_own_word_counts(
         for one in (issued, late):
             await commands.cancel(SCOPE, one.name, actor="user/2")
         assert outcomes(commands, issued) == {
-            "deaf": State.SENT,
-            "a": State.CANCELLED,
-            "away": State.CANCELLED,
+            "deaf": CommandState.SENT,
+            "a": CommandState.CANCELLED,
+            "away": CommandState.CANCELLED,
         }
         assert [target for target, _, _ in courier.recalled] == ["a", "deaf", "deaf"]
         (told,) = [one.status for one in commands.targets(issued) if one.name == "deaf"]
@@ -188,12 +192,12 @@ async def test_a_target_that_cannot_stop_is_told_to_and_its_own_word_counts(
         await commands.cancel(SCOPE, issued.name, actor="user/3")
         assert len(courier.recalled) == 3, "it is told once"
         assert await commands.answered("deaf", issued.name, ok=True, detail="done")
-        assert outcomes(commands, issued)["deaf"] is State.OK
+        assert outcomes(commands, issued)["deaf"] is CommandState.OK
         await clock.advance(61)
         await commands.expire()
         (silent,) = [one.status for one in commands.targets(late)]
         assert silent is not None
-        assert silent.state is State.TIMED_OUT
+        assert silent.state is CommandState.TIMED_OUT
         assert silent.detail.startswith("told to stop; may finish: ")
 
 
@@ -208,7 +212,11 @@ async def test_cancelling_ends_what_is_open_and_leaves_what_ended(
     await commands.cancel(SCOPE, issued.name, actor="user/2")
     assert not await commands.answered("b", issued.name, ok=True)
 
-    assert outcomes(commands, issued) == {"a": State.OK, "b": State.CANCELLED, "c": State.CANCELLED}
+    assert outcomes(commands, issued) == {
+        "a": CommandState.OK,
+        "b": CommandState.CANCELLED,
+        "c": CommandState.CANCELLED,
+    }
     with pytest.raises(NotFound):
         await commands.cancel(SCOPE, "unknown", actor="u")
 
@@ -218,8 +226,8 @@ async def test_a_removed_target_ends_all_it_had(commands: Commands, courier: Fak
     courier.here.add("a")
     sent = await commands.issue(SCOPE, "y", ["a"], actor="u")
     await commands.removed("a")
-    assert outcomes(commands, waiting) == {"a": State.UNDELIVERABLE}
-    assert outcomes(commands, sent) == {"a": State.FAILED}, "nobody knows whether it was done"
+    assert outcomes(commands, waiting) == {"a": CommandState.UNDELIVERABLE}
+    assert outcomes(commands, sent) == {"a": CommandState.FAILED}, "nobody knows whether it was done"
 
 
 async def test_a_restart_loses_nothing(tmp_path: Path, clock: VirtualClock, courier: FakeCourier) -> None:
@@ -232,9 +240,9 @@ async def test_a_restart_loses_nothing(tmp_path: Path, clock: VirtualClock, cour
     await clock.advance(20)
     async with ledger(tmp_path, clock, courier) as (_, commands):
         await commands.expire()
-        assert outcomes(commands, waiting) == {"b": State.EXPIRED}, "deadlines go on while nobody runs"
+        assert outcomes(commands, waiting) == {"b": CommandState.EXPIRED}, "deadlines go on while nobody runs"
         assert await commands.answered("a", sent.name, ok=True), "an answer may come to the next run"
-        assert outcomes(commands, sent) == {"a": State.OK}
+        assert outcomes(commands, sent) == {"a": CommandState.OK}
 
 
 async def test_outcomes_can_be_watched(tmp_path: Path, clock: VirtualClock, courier: FakeCourier) -> None:
@@ -243,11 +251,11 @@ async def test_outcomes_can_be_watched(tmp_path: Path, clock: VirtualClock, cour
         with store.watch(COMMAND_TARGET, SCOPE) as watch:
             issued = await commands.issue(SCOPE, "x", ["a"], actor="u")
             await commands.answered("a", issued.name, ok=True)
-            seen: list[State] = []
+            seen: list[CommandState] = []
             async with asyncio.timeout(60):
-                while State.OK not in seen:
+                while CommandState.OK not in seen:
                     seen += [state_of(event.resource) for event in (await watch.next()).events]
-        assert seen == [State.SENT, State.OK]
+        assert seen == [CommandState.SENT, CommandState.OK]
 
 
 async def test_deadlines_are_kept_by_the_runner_also_for_an_issuer_that_left(
@@ -264,9 +272,9 @@ async def test_deadlines_are_kept_by_the_runner_also_for_an_issuer_that_left(
                 await asyncio.sleep(0)
         leaving.cancel()
         async with asyncio.timeout(60):
-            while state_of(store.list(COMMAND_TARGET)[0]) is State.WAITING:
+            while state_of(store.list(COMMAND_TARGET)[0]) is CommandState.WAITING:
                 await clock.advance(0.5)
-        assert state_of(store.list(COMMAND_TARGET)[0]) is State.EXPIRED
+        assert state_of(store.list(COMMAND_TARGET)[0]) is CommandState.EXPIRED
         running.cancel()
 
 
@@ -320,7 +328,7 @@ async def test_another_channels_commands_are_left_alone(
         other.recover()
         await clock.advance(120)
         await other.expire()
-        assert outcomes(commands, issued) == {"a": State.WAITING}
+        assert outcomes(commands, issued) == {"a": CommandState.WAITING}
         assert not await other.answered("a", issued.name, ok=True)
 
 
@@ -331,10 +339,10 @@ async def test_what_may_have_run_does_not_end_as_undelivered(
     issued = await commands.issue(SCOPE, "x", ["a"], actor="u", deliver_within_seconds=5)
     courier.full.add("a")
     await commands.arrived("a")
-    assert outcomes(commands, issued) == {"a": State.WAITING}, "the new session did not take it"
+    assert outcomes(commands, issued) == {"a": CommandState.WAITING}, "the new session did not take it"
     await clock.advance(5)
     await commands.expire()
-    assert outcomes(commands, issued) == {"a": State.TIMED_OUT}, "the first session may have"
+    assert outcomes(commands, issued) == {"a": CommandState.TIMED_OUT}, "the first session may have"
 
 
 async def test_what_is_held_goes_to_its_targets_only_when_it_is_released(
@@ -343,13 +351,17 @@ async def test_what_is_held_goes_to_its_targets_only_when_it_is_released(
     courier.here = {"a", "b"}
     issued = await commands.issue(SCOPE, "x", ["a", "b", "c"], actor="u", hold=True)
     assert courier.delivered == []
-    assert set(outcomes(commands, issued).values()) == {State.HELD}
+    assert set(outcomes(commands, issued).values()) == {CommandState.HELD}
 
     await commands.release(issued, ["a"])
-    assert outcomes(commands, issued) == {"a": State.SENT, "b": State.HELD, "c": State.HELD}
+    assert outcomes(commands, issued) == {
+        "a": CommandState.SENT,
+        "b": CommandState.HELD,
+        "c": CommandState.HELD,
+    }
     await commands.release(issued, ["a", "c"])
     assert len(courier.delivered) == 1, "released twice, delivered once"
-    assert outcomes(commands, issued)["c"] is State.UNDELIVERABLE, "it is away, and is not waited for"
+    assert outcomes(commands, issued)["c"] is CommandState.UNDELIVERABLE, "it is away, and is not waited for"
 
 
 async def test_what_is_held_for_too_long_expires(
@@ -359,7 +371,7 @@ async def test_what_is_held_for_too_long_expires(
     issued = await commands.issue(SCOPE, "x", ["a"], actor="u", hold=True, deliver_within_seconds=10)
     await clock.advance(11)
     await commands.expire()
-    assert outcomes(commands, issued) == {"a": State.EXPIRED}
+    assert outcomes(commands, issued) == {"a": CommandState.EXPIRED}
 
 
 async def test_a_target_without_room_gets_the_next_when_it_has_some(
@@ -370,13 +382,13 @@ async def test_a_target_without_room_gets_the_next_when_it_has_some(
     second = await commands.issue(SCOPE, "two", ["a"], actor="u")
     third = await commands.issue(SCOPE, "three", ["a"], actor="u")
     assert [verb for _, verb, _ in courier.delivered] == ["one"]
-    assert outcomes(commands, second) == {"a": State.WAITING}
+    assert outcomes(commands, second) == {"a": CommandState.WAITING}
 
-    await commands.ended("a", first.name, State.OK)
+    await commands.ended("a", first.name, CommandState.OK)
     courier.held["a"].clear()
     await commands.room("a")
     assert [verb for _, verb, _ in courier.delivered] == ["one", "two"]
-    assert outcomes(commands, third) == {"a": State.WAITING}
+    assert outcomes(commands, third) == {"a": CommandState.WAITING}
 
 
 async def test_a_lost_session_ends_what_it_had_and_what_would_not_wait(
@@ -390,10 +402,10 @@ async def test_a_lost_session_ends_what_it_had_and_what_would_not_wait(
 
     courier.here.clear()
     await commands.lost("a", detail="gone")
-    assert outcomes(commands, once) == {"a": State.FAILED}
-    assert outcomes(commands, queued) == {"a": State.UNDELIVERABLE}
-    assert outcomes(commands, again) == {"a": State.SENT}, "it is sent again in the next session"
-    assert outcomes(commands, patient) == {"a": State.WAITING}
+    assert outcomes(commands, once) == {"a": CommandState.FAILED}
+    assert outcomes(commands, queued) == {"a": CommandState.UNDELIVERABLE}
+    assert outcomes(commands, again) == {"a": CommandState.SENT}, "it is sent again in the next session"
+    assert outcomes(commands, patient) == {"a": CommandState.WAITING}
     (target,) = commands.targets(once)
     assert target.status is not None
     assert target.status.detail == "gone"
@@ -408,12 +420,16 @@ async def test_those_that_may_be_at_it_are_told_when_nobody_waits_any_more(
     )
     await commands.cancel(SCOPE, issued.name, actor="u", targets={"a", "c"}, reason="enough")
     assert courier.recalled == [("a", issued.name, "enough")], "c never had it"
-    assert outcomes(commands, issued) == {"a": State.CANCELLED, "b": State.SENT, "c": State.CANCELLED}
+    assert outcomes(commands, issued) == {
+        "a": CommandState.CANCELLED,
+        "b": CommandState.SENT,
+        "c": CommandState.CANCELLED,
+    }
 
     await clock.advance(11)
     await commands.expire()
     assert courier.recalled[1:] == [("b", issued.name, "no word came in time")]
-    assert outcomes(commands, issued)["b"] is State.TIMED_OUT
+    assert outcomes(commands, issued)["b"] is CommandState.TIMED_OUT
 
 
 async def test_a_result_is_kept_with_the_outcome_and_bounded(
@@ -422,12 +438,12 @@ async def test_a_result_is_kept_with_the_outcome_and_bounded(
     courier.here = {"a"}
     issued = await commands.issue(SCOPE, "x", ["a"], actor="u")
     with pytest.raises(InvalidArgument, match="at most"):
-        await commands.ended("a", issued.name, State.OK, result=bytes(16 * 1024 + 1))
-    assert await commands.ended("a", issued.name, State.TIMED_OUT, detail="slow", result=b"shown")
+        await commands.ended("a", issued.name, CommandState.OK, result=bytes(16 * 1024 + 1))
+    assert await commands.ended("a", issued.name, CommandState.TIMED_OUT, detail="slow", result=b"shown")
     (target,) = commands.targets(issued)
     assert target.status is not None
-    assert (target.status.state, target.status.result) == (State.TIMED_OUT, b"shown")
-    assert not await commands.ended("a", issued.name, State.OK), "the first word stands"
+    assert (target.status.state, target.status.result) == (CommandState.TIMED_OUT, b"shown")
+    assert not await commands.ended("a", issued.name, CommandState.OK), "the first word stands"
 
 
 async def test_after_a_restart_nobody_has_a_session(
@@ -439,5 +455,5 @@ async def test_after_a_restart_nobody_has_a_session(
         held = await commands.issue(SCOPE, "y", ["b"], actor="u", hold=True)
     async with ledger(tmp_path, clock, courier) as (_, commands):
         await commands.all_lost()
-        assert outcomes(commands, once) == {"a": State.FAILED}
-        assert outcomes(commands, held) == {"b": State.HELD}, "its turn may still come"
+        assert outcomes(commands, once) == {"a": CommandState.FAILED}
+        assert outcomes(commands, held) == {"b": CommandState.HELD}, "its turn may still come"

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 from support.shared.commandkit import SCOPE, FakeCourier, ledger
 
-from fleetplane.kernel.commands import COMMAND, COMMAND_TARGET, OPEN, OUTCOMES, State, state_of
+from fleetplane.kernel.commands import COMMAND, COMMAND_TARGET, OPEN, OUTCOMES, CommandState, state_of
 from fleetplane.kernel.commands.ledger import Commands
 from fleetplane.kernel.store import Store
 from fleetplane.sim.clock import VirtualClock
@@ -41,7 +41,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None)
         self.clock = VirtualClock()
         self.courier = FakeCourier()
-        self.ended: dict[tuple[str, str], State] = {}
+        self.ended: dict[tuple[str, str], CommandState] = {}
         """The first outcome that was seen of each."""
         self.once: set[str] = set()
         self.stack = AsyncExitStack()
@@ -159,7 +159,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def what_ended_undelivered_was_never_delivered(self) -> None:
         sent = {(name, command) for name, _, command in self.courier.delivered}
         for (command, name), state in self.ended.items():
-            if state in (State.EXPIRED, State.UNDELIVERABLE):
+            if state in (CommandState.EXPIRED, CommandState.UNDELIVERABLE):
                 assert (name, command) not in sent
 
     def teardown(self) -> None:

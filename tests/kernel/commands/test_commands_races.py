@@ -10,12 +10,12 @@ from typing import Any
 from support.kernel.leaving import leave_while_written
 from support.shared.commandkit import SCOPE, FakeCourier, ledger
 
-from fleetplane.kernel.commands import COMMAND, COMMAND_TARGET, Command, Commands, State, state_of
+from fleetplane.kernel.commands import COMMAND, COMMAND_TARGET, Command, Commands, CommandState, state_of
 from fleetplane.kernel.store import Store
 from fleetplane.sim.clock import VirtualClock
 
 
-def outcome(commands: Commands, command: Command) -> State:
+def outcome(commands: Commands, command: Command) -> CommandState:
     (target,) = commands.targets(command)
     return state_of(target)
 
@@ -28,7 +28,7 @@ async def test_a_target_that_leaves_meanwhile_is_not_waited_for(tmp_path: Path) 
         await asyncio.sleep(0)  # it has decided that there is no room, and is being written
         courier.here.clear()
         await commands.lost("a")
-        assert outcome(commands, await issuing) is State.UNDELIVERABLE
+        assert outcome(commands, await issuing) is CommandState.UNDELIVERABLE
 
 
 async def test_room_that_comes_free_meanwhile_is_used(tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ async def test_room_that_comes_free_meanwhile_is_used(tmp_path: Path) -> None:
         await commands.room("a")
         command = await issuing
         assert courier.delivered == [("a", "go", command.name)]
-        assert outcome(commands, command) is State.SENT
+        assert outcome(commands, command) is CommandState.SENT
 
 
 async def test_the_same_holds_for_what_was_held(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ async def test_the_same_holds_for_what_was_held(tmp_path: Path) -> None:
         courier.here.clear()
         await commands.lost("a")
         await releasing
-        assert outcome(commands, command) is State.UNDELIVERABLE
+        assert outcome(commands, command) is CommandState.UNDELIVERABLE
 
 
 async def released_meanwhile(store: Store, commands: Commands, targets: list[str]) -> Command:
@@ -79,7 +79,7 @@ async def test_a_target_that_gets_a_command_while_it_is_cancelled_is_told(tmp_pa
         assert courier.delivered == [("a", "go", command.name)]
         assert courier.recalled == [("a", command.name, "enough")]
         states = {target.name: state_of(target) for target in commands.targets(command)}
-        assert states == {"a": State.CANCELLED, "away": State.UNDELIVERABLE}
+        assert states == {"a": CommandState.CANCELLED, "away": CommandState.UNDELIVERABLE}
 
 
 async def test_one_that_cannot_stop_keeps_what_it_got_while_that_was_cancelled(tmp_path: Path) -> None:
@@ -88,9 +88,9 @@ async def test_one_that_cannot_stop_keeps_what_it_got_while_that_was_cancelled(t
     async with ledger(tmp_path, VirtualClock(), courier, stops=lambda _: False) as (store, commands):
         command = await released_meanwhile(store, commands, ["deaf"])
         assert courier.recalled == [("deaf", command.name, "enough")]
-        assert outcome(commands, command) is State.SENT
+        assert outcome(commands, command) is CommandState.SENT
         assert await commands.answered("deaf", command.name, ok=True)
-        assert outcome(commands, command) is State.OK
+        assert outcome(commands, command) is CommandState.OK
 
 
 async def left_alone(store: Store, asked: Coroutine[Any, Any, Any]) -> None:
@@ -104,7 +104,7 @@ async def test_what_is_written_down_as_sent_is_sent_although_its_issuer_left(tmp
     async with ledger(tmp_path, VirtualClock(), courier) as (store, commands):
         await left_alone(store, commands.issue(SCOPE, "go", ["a"], actor="boss"))
         (command,) = store.list(COMMAND)
-        assert outcome(commands, command) is State.SENT
+        assert outcome(commands, command) is CommandState.SENT
         assert courier.delivered == [("a", "go", command.name)]
 
 
@@ -114,5 +114,5 @@ async def test_a_target_is_told_of_a_cancellation_although_its_author_left(tmp_p
     async with ledger(tmp_path, VirtualClock(), courier) as (store, commands):
         command = await commands.issue(SCOPE, "go", ["a"], actor="boss")
         await left_alone(store, commands.cancel(SCOPE, command.name, actor="boss", reason="enough"))
-        assert outcome(commands, command) is State.CANCELLED
+        assert outcome(commands, command) is CommandState.CANCELLED
         assert courier.recalled == [("a", command.name, "enough")]

@@ -12,7 +12,7 @@ from support.shared import virtual_loop
 from support.shared.commandkit import SCOPE, FakeCourier
 from support.shared.presence_rig import CHANNEL, Cluster, Server, cluster, until
 
-from fleetplane.kernel.commands import Command, Commands, CommandTarget, State, run, state_of
+from fleetplane.kernel.commands import Command, Commands, CommandState, CommandTarget, run, state_of
 
 
 class Side:
@@ -45,10 +45,10 @@ class Side:
         (found,) = self.ledger.targets(command)
         return found
 
-    def state(self, command: Command) -> State:
+    def state(self, command: Command) -> CommandState:
         return state_of(self.target(command))
 
-    def counts(self, command: Command) -> Counter[State]:
+    def counts(self, command: Command) -> Counter[CommandState]:
         return Counter(map(state_of, self.ledger.targets(command)))
 
 
@@ -79,16 +79,16 @@ def test_a_command_reaches_its_target_on_another_server_and_the_answer_comes_bac
         a, b = made
         session = await b.connect("one")
         command = await a.issue("one")
-        assert a.state(command) is State.WAITING
+        assert a.state(command) is CommandState.WAITING
         await until(lambda: b.courier.delivered)
         assert b.courier.delivered == [("one", "go", command.name)]
         status = b.target(command).status
         assert status is not None
-        assert (status.state, status.session, status.deliveries) == (State.SENT, session, 1)
-        assert await b.ledger.ended("one", command.name, State.OK, detail="done", result=b"42")
+        assert (status.state, status.session, status.deliveries) == (CommandState.SENT, session, 1)
+        assert await b.ledger.ended("one", command.name, CommandState.OK, detail="done", result=b"42")
         finished = await a.ledger.finished(command)
         assert finished.status is not None
-        assert finished.status.outcomes == {State.OK: 1}
+        assert finished.status.outcomes == {CommandState.OK: 1}
         answered = a.target(command).status
         assert answered is not None
         assert (answered.detail, answered.result) == ("done", b"42")
@@ -99,13 +99,13 @@ def test_a_command_reaches_its_target_on_another_server_and_the_answer_comes_bac
 def test_presence_decides_whether_there_is_anybody_and_not_who_is_connected_here() -> None:
     async def scene(made: list[Side]) -> None:
         a, b = made
-        assert a.state(await a.issue("one")) is State.UNDELIVERABLE
+        assert a.state(await a.issue("one")) is CommandState.UNDELIVERABLE
         session = await b.connect("one")
         # This server may not have read yet that it came.
-        assert a.state(await a.issue("one")) is State.WAITING
+        assert a.state(await a.issue("one")) is CommandState.WAITING
         assert await b.disconnect("one", session)
-        assert a.state(await a.issue("one")) is State.UNDELIVERABLE
-        assert a.state(await a.issue("one", wait=True)) is State.WAITING
+        assert a.state(await a.issue("one")) is CommandState.UNDELIVERABLE
+        assert a.state(await a.issue("one", wait=True)) is CommandState.WAITING
 
     played(scene)
 
@@ -119,12 +119,12 @@ def test_the_late_goodbye_of_an_older_session_takes_nothing_from_the_newer_one()
         second = await c.connect("one")
         new = await a.issue("one")
         await until(lambda: c.courier.delivered)
-        await until(lambda: b.ledger.targets(new) and b.state(new) is State.SENT)
+        await until(lambda: b.ledger.targets(new) and b.state(new) is CommandState.SENT)
         assert not await b.disconnect("one", first)
-        await until(lambda: a.state(old) is State.FAILED)
-        assert a.state(new) is State.SENT
+        await until(lambda: a.state(old) is CommandState.FAILED)
+        assert a.state(new) is CommandState.SENT
         assert await c.disconnect("one", second)
-        await until(lambda: a.state(new) is State.FAILED)
+        await until(lambda: a.state(new) is CommandState.FAILED)
 
     played(scene, 3)
 
@@ -138,7 +138,7 @@ def test_what_a_dead_server_had_sent_is_lost_when_its_target_is_elsewhere() -> N
         b.server.kill()
         await c.connect("one")
         await c.ledger.lost("one")
-        assert c.state(once) is State.FAILED
+        assert c.state(once) is CommandState.FAILED
         assert c.courier.delivered == [("one", "go", again.name)]
 
     played(scene, 3)
@@ -151,12 +151,12 @@ def test_a_session_that_begins_late_does_not_send_again_what_a_newer_one_has() -
         await c.connect("one")
         command = await a.issue("one", repeatable=True)
         await until(lambda: c.courier.delivered)
-        await until(lambda: b.ledger.targets(command) and b.state(command) is State.SENT)
+        await until(lambda: b.ledger.targets(command) and b.state(command) is CommandState.SENT)
         await b.ledger.renewed("one", session=first)
         b.courier.here.add("one")
         await b.ledger.room("one")
         assert b.courier.delivered == []
-        assert b.state(command) is State.SENT
+        assert b.state(command) is CommandState.SENT
 
     played(scene, 3)
 
@@ -167,7 +167,7 @@ def test_what_is_cancelled_on_one_server_is_taken_back_by_the_one_that_has_the_t
         await b.connect("one")
         command = await a.issue("one")
         await until(lambda: b.courier.delivered)
-        await until(lambda: a.state(command) is State.SENT)
+        await until(lambda: a.state(command) is CommandState.SENT)
         await a.ledger.cancel(SCOPE, command.name, actor="boss", reason="enough")
         await until(lambda: b.courier.recalled)
         assert b.courier.recalled == [("one", command.name, "enough")]
@@ -183,9 +183,9 @@ def test_an_answer_about_a_command_that_a_server_has_not_read_of_yet_is_taken() 
         command = await a.issue("one")
         assert a.courier.delivered
         assert not b.ledger.targets(command)
-        assert await b.ledger.ended("one", command.name, State.OK)
-        assert b.state(command) is State.OK
-        assert not await b.ledger.ended("one", "0" * 32, State.OK)
+        assert await b.ledger.ended("one", command.name, CommandState.OK)
+        assert b.state(command) is CommandState.OK
+        assert not await b.ledger.ended("one", "0" * 32, CommandState.OK)
         assert b.ledger.ignored == 1
 
     played(scene)
@@ -198,8 +198,8 @@ def test_a_target_that_leaves_before_its_command_was_taken_up_is_not_waited_for(
         b.courier.limits["one"] = 0
         command, patient = await a.issue("one"), await a.issue("one", wait=True)
         await b.disconnect("one", session)
-        await until(lambda: a.state(command) is State.UNDELIVERABLE)
-        assert a.state(patient) is State.WAITING
+        await until(lambda: a.state(command) is CommandState.UNDELIVERABLE)
+        assert a.state(patient) is CommandState.WAITING
         b.courier.limits.clear()
         await b.connect("one")
         assert b.courier.delivered == [("one", "go", patient.name)]
@@ -217,7 +217,7 @@ def test_what_was_held_is_released_to_targets_of_every_server() -> None:
         assert a.courier.delivered == [("one", "go", command.name)]
         await until(lambda: b.courier.delivered)
         assert b.courier.delivered == [("two", "go", command.name)]
-        await until(lambda: b.counts(command) == {State.SENT: 2, State.UNDELIVERABLE: 1})
+        await until(lambda: b.counts(command) == {CommandState.SENT: 2, CommandState.UNDELIVERABLE: 1})
 
     played(scene)
 
@@ -232,7 +232,7 @@ def test_what_found_no_room_is_sent_when_there_is_some_and_in_order() -> None:
             await until(lambda: b.courier.held.get("one"))
             assert b.courier.delivered[-1][2] == command.name
             b.courier.held["one"].clear()
-            assert await b.ledger.ended("one", command.name, State.OK)
+            assert await b.ledger.ended("one", command.name, CommandState.OK)
             await b.ledger.room("one")
         assert len(b.courier.delivered) == len(commands)
 
@@ -248,7 +248,7 @@ def test_a_session_that_ended_while_it_was_written_down_is_sent_nothing() -> Non
         await a.connect("one")
         command = await issuing
         await until(lambda: a.courier.delivered or b.courier.delivered)
-        await until(lambda: a.state(command) is State.SENT)
+        await until(lambda: a.state(command) is CommandState.SENT)
         delivered = [*a.courier.delivered, *b.courier.delivered]
         assert delivered == [("one", "go", command.name)]
 
@@ -260,13 +260,13 @@ def test_after_a_restart_only_what_nobody_has_any_more_is_lost() -> None:
         a, b = made
         session = await b.connect("one")
         command = await a.issue("one")
-        await until(lambda: a.state(command) is State.SENT)
+        await until(lambda: a.state(command) is CommandState.SENT)
         await a.ledger.all_lost()
-        assert a.state(command) is State.SENT
+        assert a.state(command) is CommandState.SENT
         assert await b.server.where.leave("one", session)  # and ends before it says what it had sent
         await until(lambda: not a.server.where.is_anywhere("one"))
         await a.ledger.all_lost()
-        assert a.state(command) is State.FAILED
+        assert a.state(command) is CommandState.FAILED
 
     played(scene)
 
@@ -288,8 +288,8 @@ def test_deadlines_are_the_database_s_whatever_a_server_s_own_clock_shows(
         monkeypatch.setattr(a.ledger, "expire", counted)
         command = await a.issue("one")
         await asyncio.sleep(55)
-        assert a.state(command) is State.SENT
-        await until(lambda: a.state(command) is State.TIMED_OUT)
+        assert a.state(command) is CommandState.SENT
+        await until(lambda: a.state(command) is CommandState.TIMED_OUT)
         assert looks[0] >= 50
 
     played(scene)
@@ -303,9 +303,9 @@ def test_a_deadline_that_passes_while_the_database_is_away_counts_when_it_is_bac
         await asyncio.sleep(59)
         a.server.link.cut = True
         await asyncio.sleep(4)
-        assert a.state(command) is State.SENT
+        assert a.state(command) is CommandState.SENT
         a.server.link.cut = False
-        await until(lambda: a.state(command) is State.TIMED_OUT)
+        await until(lambda: a.state(command) is CommandState.TIMED_OUT)
 
     played(scene)
 
@@ -321,9 +321,9 @@ def test_what_cannot_be_sent_ends_on_whichever_server_its_target_is_or_comes_to(
         session = await there.connect("one")
         await until(lambda: there.courier.delivered)
         assert there.courier.delivered == [("one", "go", good.name)]
-        assert (there.state(unusable), there.state(good)) == (State.UNDELIVERABLE, State.SENT)
+        assert (there.state(unusable), there.state(good)) == (CommandState.UNDELIVERABLE, CommandState.SENT)
         await there.disconnect("one", session)
-        assert there.state(unusable) is State.UNDELIVERABLE
+        assert there.state(unusable) is CommandState.UNDELIVERABLE
         assert (await a.ledger.finished(unusable)).status is not None
 
     played(scene)

@@ -21,11 +21,11 @@ from cryptography.x509.verification import Store as Roots
 from fleetplane.kernel.audit import chain as audit
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.errors import FailedPrecondition, InvalidArgument
-from fleetplane.kernel.identity import Authority, Issued, MasterKey
+from fleetplane.kernel.identity import Authority, IssuedCertificate, MasterKey
 from fleetplane.kernel.identity.authority import WORKLOAD
 from fleetplane.kernel.identity.certificates import peer_identity
 from fleetplane.kernel.identity.roots import make_root
-from fleetplane.kernel.identity.succession import AuthorityRecord, Phase, Succession
+from fleetplane.kernel.identity.succession import AuthorityRecord, Succession, SuccessionPhase
 from fleetplane.kernel.store import Store, StoreSettings
 
 CLOCK = SystemClock()
@@ -44,7 +44,7 @@ async def authority(store: Store) -> Authority:
     return await Authority.load_or_create(store, KEY, CLOCK)
 
 
-def issue(authority: Authority) -> Issued:
+def issue(authority: Authority) -> IssuedCertificate:
     key = ec.generate_private_key(ec.SECP256R1()).public_key()
     return authority.issue_client(key, name="i", life=timedelta(hours=1))
 
@@ -56,10 +56,10 @@ def test_the_steps_come_in_one_order_only() -> None:
     done = switched.retire(now_ns=3)
 
     assert [step.phase for step in (steady, announced, switched, done)] == [
-        Phase.STEADY,
-        Phase.ANNOUNCED,
-        Phase.SWITCHED,
-        Phase.STEADY,
+        SuccessionPhase.STEADY,
+        SuccessionPhase.ANNOUNCED,
+        SuccessionPhase.SWITCHED,
+        SuccessionPhase.STEADY,
     ]
     refused: list[Callable[[], Succession]] = [
         lambda: steady.switch(now_ns=9),
@@ -140,7 +140,7 @@ async def test_every_step_outlives_a_restart_and_is_audited_without_its_keys(
 
     with sqlite3.connect(tmp_path / "s.db") as database:
         rows = [row[0] for row in database.execute("select entry from audit order by seq")]
-    entries = [msgspec.json.decode(row, type=audit.Entry) for row in rows]
+    entries = [msgspec.json.decode(row, type=audit.ChainEntry) for row in rows]
     assert [(entry.actor, entry.action) for entry in entries] == [
         ("system/identity", "identity.create-authority"),
         ("alice", "identity.announce-authority"),
@@ -152,14 +152,14 @@ async def test_every_step_outlives_a_restart_and_is_audited_without_its_keys(
 
 
 async def test_subscribers_are_told_after_each_step_until_they_leave(authority: Authority) -> None:
-    seen: list[Phase] = []
+    seen: list[SuccessionPhase] = []
     leave = authority.subscribe(lambda: seen.append(authority.phase))
     await authority.announce(actor="test")
     await authority.switch(actor="test")
     leave()
     await authority.retire(actor="test")
 
-    assert seen == [Phase.ANNOUNCED, Phase.SWITCHED]
+    assert seen == [SuccessionPhase.ANNOUNCED, SuccessionPhase.SWITCHED]
 
 
 async def test_of_two_who_announce_at_once_one_is_refused(authority: Authority) -> None:
@@ -189,7 +189,7 @@ async def test_an_authority_kept_in_the_first_form_goes_on_and_can_be_replaced(s
     authority = await Authority.load_or_create(store, KEY, CLOCK)
     assert authority.certificate_pem == authority.trust_pem == pem
     await authority.announce(actor="test")
-    assert (await Authority.load_or_create(store, KEY, CLOCK)).phase is Phase.ANNOUNCED
+    assert (await Authority.load_or_create(store, KEY, CLOCK)).phase is SuccessionPhase.ANNOUNCED
 
 
 # Authorities that exist elsewhere.
@@ -244,7 +244,7 @@ async def test_what_cannot_sign_for_a_fleet_is_refused(
 ) -> None:
     with pytest.raises(InvalidArgument, match=word):
         await authority.adopt(*foreign_root(**changes), actor="alice")
-    assert authority.phase is Phase.STEADY
+    assert authority.phase is SuccessionPhase.STEADY
 
 
 async def test_a_key_that_is_not_the_certificates_is_refused(authority: Authority) -> None:

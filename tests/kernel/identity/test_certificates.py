@@ -13,7 +13,14 @@ from cryptography.x509.verification import Store as TrustStore
 
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.errors import InvalidArgument, Unauthenticated
-from fleetplane.kernel.identity import Authority, Issued, LeafProfile, LeafUsage, MasterKey, peer_identity
+from fleetplane.kernel.identity import (
+    Authority,
+    IssuedCertificate,
+    LeafProfile,
+    LeafUsage,
+    MasterKey,
+    peer_identity,
+)
 from fleetplane.kernel.identity.certificates import CHAIN_LIMIT_BYTES, printable_extension
 from fleetplane.kernel.store import Store, StoreSettings
 
@@ -28,7 +35,7 @@ async def authority(tmp_path: Path) -> AsyncIterator[Authority]:
         yield await Authority.load_or_create(store, MasterKey(bytes(32), CLOCK), CLOCK)
 
 
-def issue(authority: Authority, **changes: object) -> Issued:
+def issue(authority: Authority, **changes: object) -> IssuedCertificate:
     return authority.issue_client(
         KEY,
         name="web-1",
@@ -40,7 +47,7 @@ def issue(authority: Authority, **changes: object) -> Issued:
     )
 
 
-def leaf_of(issued: Issued) -> x509.Certificate:
+def leaf_of(issued: IssuedCertificate) -> x509.Certificate:
     return x509.load_pem_x509_certificates(issued.certificate_pem)[0]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from fleetplane.kernel.access import Role
 from fleetplane.kernel.errors import Unauthenticated
-from fleetplane.kernel.identity import MasterKey, Tokens
+from fleetplane.kernel.identity import MasterKey, OneTimeTokens
 from fleetplane.kernel.identity.ended_places import (
     ENDED_PLACE,
     LIVES_LIMIT,
@@ -28,7 +28,7 @@ PATH, DAY = "/tenants/acme", 86_400.0
 async def test_a_token_ends_with_the_place_that_it_was_made_for_and_is_swept(tmp_path: Path) -> None:
     clock = VirtualClock()
     async with Store.open(StoreSettings(path=tmp_path / "s.db"), kinds=KERNEL_KINDS, clock=clock) as store:
-        tokens = Tokens(store, MasterKey(bytes(32), clock), clock)
+        tokens = OneTimeTokens(store, MasterKey(bytes(32), clock), clock)
 
         async def token(name: str, scope: str) -> str:
             await clock.advance(1.0)

@@ -22,7 +22,7 @@ from fleetplane.kernel.errors import (
     SettingsError,
     Unauthenticated,
 )
-from fleetplane.kernel.identity import Authority, MasterKey, Tokens
+from fleetplane.kernel.identity import Authority, MasterKey, OneTimeTokens
 from fleetplane.kernel.store import Store, StoreSettings
 
 CLOCK = SystemClock()
@@ -168,9 +168,9 @@ async def test_a_key_on_another_curve_is_refused(store: Store) -> None:
 
 
 async def test_a_token_authenticates_its_principal_also_after_a_restart(store: Store) -> None:
-    tokens = Tokens(store, KEY, CLOCK)
+    tokens = OneTimeTokens(store, KEY, CLOCK)
     token = await tokens.create("ci", roles=frozenset({Role("reader")}), scope="org/acme", actor="test")
-    reloaded = Tokens(store, KEY, CLOCK)
+    reloaded = OneTimeTokens(store, KEY, CLOCK)
     await reloaded.load()
 
     for known in (tokens, reloaded):
@@ -183,7 +183,7 @@ async def test_a_token_authenticates_its_principal_also_after_a_restart(store: S
 
 
 async def test_an_unknown_or_revoked_token_is_refused(store: Store) -> None:
-    tokens = Tokens(store, KEY, CLOCK)
+    tokens = OneTimeTokens(store, KEY, CLOCK)
     token = await tokens.create("ci", roles=frozenset(), actor="test")
     with pytest.raises(Unauthenticated):
         tokens.authenticate(token + "x")
@@ -195,7 +195,7 @@ async def test_an_unknown_or_revoked_token_is_refused(store: Store) -> None:
 
 
 async def test_a_token_is_kept_as_a_hash_only(store: Store, tmp_path: Path) -> None:
-    token = await Tokens(store, KEY, CLOCK).create("ci", roles=frozenset(), actor="test")
+    token = await OneTimeTokens(store, KEY, CLOCK).create("ci", roles=frozenset(), actor="test")
     stored = b"".join(path.read_bytes() for path in tmp_path.glob("s.db*"))
 
     assert b"token/ci" in stored
@@ -203,7 +203,7 @@ async def test_a_token_is_kept_as_a_hash_only(store: Store, tmp_path: Path) -> N
 
 
 async def test_two_tokens_cannot_share_a_name(store: Store) -> None:
-    tokens = Tokens(store, KEY, CLOCK)
+    tokens = OneTimeTokens(store, KEY, CLOCK)
     await tokens.create("ci", roles=frozenset(), actor="test")
     with pytest.raises(AlreadyExists):
         await tokens.create("ci", roles=frozenset(), actor="test")

@@ -14,8 +14,8 @@ from fleetplane.kernel.access import Role
 from fleetplane.kernel.errors import AlreadyExists, Unauthenticated
 from fleetplane.kernel.identity import Authority, MasterKey
 from fleetplane.kernel.identity.signing import SigningKeys
-from fleetplane.kernel.identity.succession import Phase
-from fleetplane.kernel.identity.tokens import Tokens
+from fleetplane.kernel.identity.succession import SuccessionPhase
+from fleetplane.kernel.identity.tokens import OneTimeTokens
 from fleetplane.kernel.kinds import KERNEL_KINDS
 from fleetplane.kernel.store import Store, StoreSettings
 from fleetplane.sim.clock import VirtualClock
@@ -31,8 +31,8 @@ async def store(tmp_path: Path) -> AsyncIterator[Store]:
         yield store
 
 
-async def tokens_of(store: Store) -> Tokens:
-    tokens = Tokens(store, MASTER, CLOCK)
+async def tokens_of(store: Store) -> OneTimeTokens:
+    tokens = OneTimeTokens(store, MASTER, CLOCK)
     await tokens.load()
     return tokens
 
@@ -74,7 +74,7 @@ async def test_of_two_tokens_of_one_name_that_are_made_at_once_there_is_one(stor
 async def test_nobody_goes_on_with_a_revoked_token_while_another_reads_that_it_is(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    active, standing_by = await tokens_of(store), Tokens(store, MASTER, CLOCK)
+    active, standing_by = await tokens_of(store), OneTimeTokens(store, MASTER, CLOCK)
     token = await active.create("ci", roles=ROLES, actor="local")
     await standing_by.load()
     await active.revoke("ci", actor="local")
@@ -102,13 +102,13 @@ async def test_nobody_goes_on_with_a_revoked_token_while_another_reads_that_it_i
 
 async def test_an_authority_takes_a_step_although_whoever_wanted_it_left(store: Store) -> None:
     authority = await Authority.load_or_create(store, MASTER, CLOCK)
-    told: list[Phase] = []
+    told: list[SuccessionPhase] = []
     authority.subscribe(lambda: told.append(authority.phase))
     await leave_while_written(store, authority.announce(actor="ada"))
     kept = await Authority.load_or_create(store, MASTER, CLOCK)
-    assert kept.phase is authority.phase is Phase.ANNOUNCED
+    assert kept.phase is authority.phase is SuccessionPhase.ANNOUNCED
     assert kept.trust_id == authority.trust_id
-    assert told == [Phase.ANNOUNCED]
+    assert told == [SuccessionPhase.ANNOUNCED]
 
 
 async def test_a_key_signs_although_whoever_wanted_another_left(store: Store) -> None:

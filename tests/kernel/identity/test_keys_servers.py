@@ -20,8 +20,8 @@ from fleetplane.kernel.identity import Authority, MasterKey
 from fleetplane.kernel.identity.authority import WORKLOAD
 from fleetplane.kernel.identity.sealed_secret import ReplacedMeanwhile, SealedSecret, Unsealed
 from fleetplane.kernel.identity.signing import SigningKeys
-from fleetplane.kernel.identity.succession import Phase
-from fleetplane.kernel.identity.tokens import TOKEN_NAME, Tokens
+from fleetplane.kernel.identity.succession import SuccessionPhase
+from fleetplane.kernel.identity.tokens import TOKEN_NAME, OneTimeTokens
 from fleetplane.kernel.kinds import KERNEL_KINDS
 from fleetplane.kernel.store import Store
 
@@ -87,11 +87,11 @@ async def _step(authority: Authority, *, step: str) -> None:
     await getattr(authority, step)(actor="t")
 
 
-async def _created(tokens: Tokens, *, name: str) -> str:
+async def _created(tokens: OneTimeTokens, *, name: str) -> str:
     return await tokens.create(name, roles=ADMIN, actor="t")
 
 
-async def _revoked(tokens: Tokens, *, name: str) -> bool:
+async def _revoked(tokens: OneTimeTokens, *, name: str) -> bool:
     return await tokens.revoke(name, actor="t")
 
 
@@ -213,13 +213,15 @@ def test_a_switch_by_a_server_that_has_not_heard_of_the_last_one_destroys_no_key
             await one.switch(actor="t")
             await one.retire(actor="t")
             await one.announce(actor="t")
-            assert two.phase is Phase.ANNOUNCED  # of the step before: it has not heard of the others
+            assert (
+                two.phase is SuccessionPhase.ANNOUNCED
+            )  # of the step before: it has not heard of the others
             signing = one.certificate_pem
             with stores[1].writing_here(), pytest.raises(ReplacedMeanwhile):
                 await two.switch(actor="t")
             await _fresh(stores)
             assert {found.certificate_pem for found in authorities} == {signing}
-            assert two.phase is Phase.ANNOUNCED
+            assert two.phase is SuccessionPhase.ANNOUNCED
             heard = list[str]()
             two.subscribe(lambda: heard.append("step"))
             await one.switch(actor="t")
@@ -296,7 +298,7 @@ def test_a_key_is_published_on_every_server_before_it_signs() -> None:
 def test_a_token_made_or_revoked_on_one_server_is_known_to_all() -> None:
     async def race() -> None:
         async with three_stores(KERNEL_KINDS) as stores:
-            tokens = [Tokens(store, _master(store), store.clock) for store in stores]
+            tokens = [OneTimeTokens(store, _master(store), store.clock) for store in stores]
             for one in tokens:
                 await one.load()
             for number in range(ROUNDS):
@@ -325,7 +327,7 @@ def test_the_active_server_reads_by_itself_what_others_revoke() -> None:
 
     async def race() -> None:
         async with three_stores(KERNEL_KINDS) as stores, asyncio.timeout(60):
-            tokens = [Tokens(store, _master(store), store.clock) for store in stores]
+            tokens = [OneTimeTokens(store, _master(store), store.clock) for store in stores]
             for one in tokens:
                 await one.load()
             keeping = asyncio.create_task(stores[0].keeping_fresh())
@@ -347,7 +349,7 @@ def test_the_active_server_reads_by_itself_what_others_revoke() -> None:
 def test_names_of_tokens_that_were_made_before_names_were_claims_are_taken() -> None:
     async def start() -> None:
         async with three_stores(KERNEL_KINDS) as stores:
-            one = Tokens(stores[0], _master(stores[0]), stores[0].clock)
+            one = OneTimeTokens(stores[0], _master(stores[0]), stores[0].clock)
             token = await one.create("old", roles=ADMIN, actor="t")
             await one.create("lost", roles=ADMIN, actor="t")
 
@@ -358,7 +360,7 @@ def test_names_of_tokens_that_were_made_before_names_were_claims_are_taken() -> 
                 draft.delete_secret("token/lost")  # by a server of the version before
 
             await stores[0].transact(forget, actor="t", action="t", touches=())
-            again = Tokens(stores[0], _master(stores[0]), stores[0].clock)
+            again = OneTimeTokens(stores[0], _master(stores[0]), stores[0].clock)
             await again.load()
             await again.adopt()
             with pytest.raises(AlreadyExists):
@@ -376,7 +378,7 @@ def test_changes_of_keys_and_tokens_are_the_same_when_they_are_run_again(
     async def race() -> None:
         async with three_stores(KERNEL_KINDS) as stores:
             keys = await _all(stores, _signing)
-            tokens = [Tokens(store, _master(store), store.clock) for store in stores]
+            tokens = [OneTimeTokens(store, _master(store), store.clock) for store in stores]
             await asyncio.gather(
                 _at_once(stores, tokens, partial(_created, name="t")),
                 _at_once(stores, keys, partial(SigningKeys.rotate, actor="t")),

@@ -11,7 +11,7 @@ from support.shared.presence_rig import CHANNEL, cluster, until
 
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.errors import InvalidArgument, Unavailable
-from fleetplane.kernel.presence import Heard, heard
+from fleetplane.kernel.presence import LastSeen, heard
 from fleetplane.kernel.presence.heard import WRITE_SECONDS
 from fleetplane.kernel.store import Store, StoreSettings
 
@@ -204,7 +204,7 @@ def test_a_name_that_could_not_be_stored_is_refused_alone() -> None:
 async def test_on_a_database_file_memory_is_all_there_is(tmp_path: Path) -> None:
     clock = SystemClock()
     async with Store.open(StoreSettings(path=tmp_path / "store.db"), kinds=[], clock=clock) as store:
-        ears = Heard(store, clock, channel=CHANNEL)
+        ears = LastSeen(store, clock, channel=CHANNEL)
         ears.note("one")
         await ears.write()
         assert set(await ears.read()) == {"one"}

@@ -11,7 +11,7 @@ import pytest
 from support.shared.postgres_server import PostgresServer
 
 from fleetplane.kernel.clock import SystemClock
-from fleetplane.kernel.presence import PRESENCE, Heard, ReplayedHello, Whereabouts, asking, departures
+from fleetplane.kernel.presence import PRESENCE, LastSeen, ReplayedHello, Whereabouts, asking, departures
 from fleetplane.kernel.store import StoreSettings
 from fleetplane.kernel.store.engines import postgres_schema
 from fleetplane.kernel.store.engines.postgres import PostgresEngine
@@ -46,7 +46,7 @@ class Server:
         clock = SystemClock()
         self.store = standby.store
         self.where = Whereabouts(standby.store, clock, channel=CHANNEL)
-        self.ears = Heard(standby.store, clock, channel=CHANNEL)
+        self.ears = LastSeen(standby.store, clock, channel=CHANNEL)
         self.moved: list[tuple[str, int]] = []
         self.ended: list[tuple[str, int]] = []
         self.is_active = False

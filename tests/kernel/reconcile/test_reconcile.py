@@ -12,13 +12,13 @@ import pytest
 
 from fleetplane.kernel.backoff import Backoff
 from fleetplane.kernel.errors import AlreadyExists, NotFound, ResourceExhausted, Unavailable
-from fleetplane.kernel.reconcile import LEASE, Explanations, Lease, Reason, Reconciler, Result
+from fleetplane.kernel.reconcile import LEASE, Explanations, Lease, PassResult, Reason, Reconciler
 from fleetplane.kernel.store import Store, StoreSettings
 from fleetplane.sim.clock import VirtualClock
 
 DEADLINE_SECONDS = 60.0
 DAY = 86_400.0
-DONE = Result()
+DONE = PassResult()
 
 
 @pytest.fixture
@@ -60,12 +60,12 @@ async def running(*reconcilers: Reconciler) -> AsyncIterator[None]:
 class Recorder:
     """A controller that does as it is told and remembers when it was called."""
 
-    def __init__(self, clock: VirtualClock, answer: Callable[[str], Result] = lambda _: DONE) -> None:
+    def __init__(self, clock: VirtualClock, answer: Callable[[str], PassResult] = lambda _: DONE) -> None:
         self.clock = clock
         self.answer = answer
         self.calls: list[tuple[str, float]] = []
 
-    async def __call__(self, key: str) -> Result:
+    async def __call__(self, key: str) -> PassResult:
         self.calls.append((key, self.clock.monotonic()))
         return self.answer(key)
 
@@ -79,7 +79,7 @@ class Recorder:
 
 
 def made(
-    clock: VirtualClock, store: Store, reconcile: Callable[[str], Awaitable[Result]], **more: Any
+    clock: VirtualClock, store: Store, reconcile: Callable[[str], Awaitable[PassResult]], **more: Any
 ) -> Reconciler:
     return Reconciler("test", reconcile, clock=clock, store=store, **more)
 
@@ -113,7 +113,7 @@ async def test_a_key_queued_while_running_runs_again_once(clock: VirtualClock, s
     started, go = asyncio.Event(), asyncio.Event()
     calls = 0
 
-    async def reconcile(key: str) -> Result:
+    async def reconcile(key: str) -> PassResult:
         nonlocal calls
         calls += 1
         started.set()
@@ -135,7 +135,7 @@ async def test_a_key_queued_while_running_runs_again_once(clock: VirtualClock, s
 
 
 async def test_a_result_can_ask_to_be_looked_at_again(clock: VirtualClock, store: Store) -> None:
-    recorder = Recorder(clock, lambda _: Result(requeue_after_seconds=3600))
+    recorder = Recorder(clock, lambda _: PassResult(requeue_after_seconds=3600))
     reconciler = made(clock, store, recorder)
     async with running(reconciler):
         reconciler.enqueue("a")
@@ -147,7 +147,7 @@ async def test_a_result_can_ask_to_be_looked_at_again(clock: VirtualClock, store
 async def test_a_day_of_back_off_passes_in_no_time_and_tries_ever_less_often(
     clock: VirtualClock, store: Store
 ) -> None:
-    def fail(_: str) -> Result:
+    def fail(_: str) -> PassResult:
         raise Unavailable("the provider is down")
 
     recorder = Recorder(clock, fail)
@@ -173,7 +173,7 @@ async def test_a_day_of_back_off_passes_in_no_time_and_tries_ever_less_often(
 
 
 async def test_one_keys_failures_hold_up_no_other(clock: VirtualClock, store: Store) -> None:
-    def answer(key: str) -> Result:
+    def answer(key: str) -> PassResult:
         if key == "bad":
             raise RuntimeError("a defect")
         return DONE
@@ -191,7 +191,7 @@ async def test_one_keys_failures_hold_up_no_other(clock: VirtualClock, store: St
 
 
 async def test_success_forgets_the_failures_before_it(clock: VirtualClock, store: Store) -> None:
-    planned: Sequence[Result | Unavailable] = [
+    planned: Sequence[PassResult | Unavailable] = [
         Unavailable("one"),
         Unavailable("two"),
         DONE,
@@ -200,7 +200,7 @@ async def test_success_forgets_the_failures_before_it(clock: VirtualClock, store
     ]
     outcomes = iter(planned)
 
-    def answer(_: str) -> Result:
+    def answer(_: str) -> PassResult:
         outcome = next(outcomes)
         if isinstance(outcome, Unavailable):
             raise outcome
@@ -226,7 +226,7 @@ async def test_a_cancellation_from_inside_a_pass_is_a_failure_like_any_other(
 ) -> None:
     calls = 0
 
-    async def reconcile(_: str) -> Result:
+    async def reconcile(_: str) -> PassResult:
         nonlocal calls
         calls += 1
         raise asyncio.CancelledError
@@ -246,7 +246,7 @@ async def test_so_many_run_at_a_time_and_no_more(clock: VirtualClock, store: Sto
     active: Counter[str] = Counter()
     most = 0
 
-    async def reconcile(key: str) -> Result:
+    async def reconcile(key: str) -> PassResult:
         nonlocal most
         active[key] += 1
         most = max(most, active.total())
@@ -279,7 +279,7 @@ async def test_there_is_a_most_of_queued_keys(clock: VirtualClock, store: Store)
 
 async def test_every_pass_says_why_not(clock: VirtualClock, store: Store) -> None:
     reason = Reason(code="FROZEN", message="automation is frozen: migration", subject="web-1")
-    recorder = Recorder(clock, lambda _: Result(explanation=(reason,), requeue_after_seconds=60))
+    recorder = Recorder(clock, lambda _: PassResult(explanation=(reason,), requeue_after_seconds=60))
     reconciler = made(clock, store, recorder)
     registry = Explanations()
     registry.register(reconciler)
@@ -298,9 +298,9 @@ async def test_every_pass_says_why_not(clock: VirtualClock, store: Store) -> Non
 
 async def test_a_failure_keeps_the_reasons_found_before_it(clock: VirtualClock, store: Store) -> None:
     reason = Reason(code="LIMIT", message="at its limit")
-    answers = iter([Result(explanation=(reason,))])
+    answers = iter([PassResult(explanation=(reason,))])
 
-    def answer(_: str) -> Result:
+    def answer(_: str) -> PassResult:
         try:
             return next(answers)
         except StopIteration:
@@ -416,7 +416,7 @@ async def test_who_loses_the_lease_stops_and_who_has_it_works(clock: VirtualCloc
     log: list[str] = []
 
     def worker(holder: str) -> Reconciler:
-        async def reconcile(key: str) -> Result:
+        async def reconcile(key: str) -> PassResult:
             log.append(f"{holder} {key}")
             if key == "slow":
                 try:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from fleetplane.kernel.errors import InvalidArgument
-from fleetplane.kernel.release.documents import Order, decode, encode, key_text, parse_key
+from fleetplane.kernel.release.documents import UpgradeOrder, decode, encode, key_text, parse_key
 from fleetplane.kernel.release.versions import is_older, version_key
-from fleetplane.kernel.release.wheels import Machine, choose, fits, parse_wheel
+from fleetplane.kernel.release.wheels import WheelPlatform, choose, fits, parse_wheel
 
-HERE = Machine(python=(3, 11), machine="x86_64", glibc=(2, 36))
-MUSL = Machine(python=(3, 11), machine="x86_64")
+HERE = WheelPlatform(python=(3, 11), machine="x86_64", glibc=(2, 36))
+MUSL = WheelPlatform(python=(3, 11), machine="x86_64")
 
 
 def test_versions_are_ordered_as_python_orders_them() -> None:
@@ -49,7 +49,7 @@ def test_what_is_no_version_is_refused(text: str) -> None:
         ("cp311-cp311t-linux_x86_64", HERE, False),
     ],
 )
-def test_a_wheel_is_used_where_its_name_says(tags: str, machine: Machine, usable: bool) -> None:
+def test_a_wheel_is_used_where_its_name_says(tags: str, machine: WheelPlatform, usable: bool) -> None:
     assert fits(parse_wheel(f"thing-1.0-{tags}.whl"), machine) is usable
 
 
@@ -83,7 +83,7 @@ def test_a_key_is_read_as_it_was_printed_and_nothing_else_is() -> None:
 
 @pytest.mark.parametrize("attempt", [-1, 2**63, 2**200])
 def test_an_order_whose_number_no_report_can_carry_is_refused(attempt: int) -> None:
-    order = Order(agent="a", nonce="", version="1.0", manifest="", attempt=7, seconds=1.0)
-    assert decode(encode(order), Order) == order
+    order = UpgradeOrder(agent="a", nonce="", version="1.0", manifest="", attempt=7, seconds=1.0)
+    assert decode(encode(order), UpgradeOrder) == order
     with pytest.raises(InvalidArgument, match="attempt"):
-        decode(encode(order).replace(b'"attempt":7', b'"attempt":%d' % attempt), Order)
+        decode(encode(order).replace(b'"attempt":7', b'"attempt":%d' % attempt), UpgradeOrder)

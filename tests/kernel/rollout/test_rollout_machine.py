@@ -11,8 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from fleetplane.kernel.errors import FleetplaneError
 from fleetplane.kernel.rollout import amounts, orders
-from fleetplane.kernel.rollout.facts import Facts, Reading, TargetFact
-from fleetplane.kernel.rollout.orders import Order, Ordered
+from fleetplane.kernel.rollout.facts import GateMeasurement, RolloutFacts, TargetFact
+from fleetplane.kernel.rollout.orders import OrderedChange, RolloutOrder
 from fleetplane.kernel.rollout.passes import decide
 from fleetplane.kernel.rollout.policy import Gate, OnHalt, Policy
 from fleetplane.kernel.rollout.states import (
@@ -20,15 +20,15 @@ from fleetplane.kernel.rollout.states import (
     OUTCOMES,
     TARGET_TRANSITIONS,
     TRANSITIONS,
-    Phase,
-    Status,
+    RolloutPhase,
+    RolloutStanding,
     TargetRecord,
     TargetState,
 )
 from fleetplane.kernel.values.times import NS
 
 OLD, NEW = "1", "2"
-T, P = TargetState, Phase
+T, P = TargetState, RolloutPhase
 AMOUNTS = st.sampled_from(["0", "1", "2", "10%", "50%", "100%"])
 SOME = st.sampled_from(["1", "2", "30%", "100%"])
 GATE = Gate(name="g", query="q", max=0.5)
@@ -61,12 +61,12 @@ class RolloutMachine(RuleBasedStateMachine):
     def start(self, policy: Policy, number: int) -> None:
         policy.check()
         self.policy = policy
-        self.status = Status()
+        self.status = RolloutStanding()
         self.now_ns = 1_800_000_000 * NS
         self.world = {f"t{at}": self.fact(at) for at in range(number)}
         self.records = {name: TargetRecord(before=OLD) for name in self.world}
         self.ever = set(self.records)
-        self.gate = Reading(value=0.0)
+        self.gate = GateMeasurement(value=0.0)
         self.frozen = ""
         self.reasons: tuple[object, ...] = ()
 
@@ -78,7 +78,7 @@ class RolloutMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.0, 1.0, 10.0, 31.0, 301.0]))
     def look(self, seconds: float) -> None:
         self.now_ns += round(seconds * NS)
-        facts = Facts(targets=dict(self.world), gates={"g": self.gate}, frozen=self.frozen)
+        facts = RolloutFacts(targets=dict(self.world), gates={"g": self.gate}, frozen=self.frozen)
         before, phase = self.records, self.status.phase
         found = decide(
             self.policy, NEW, self.status, before, facts, self.now_ns,
@@ -149,7 +149,7 @@ class RolloutMachine(RuleBasedStateMachine):
 
     @rule(value=st.sampled_from([None, 0.0, 1.0]))
     def measure(self, value: float | None) -> None:
-        self.gate = Reading(value=value)
+        self.gate = GateMeasurement(value=value)
 
     @rule(frozen=st.sampled_from(["", "frozen by bob: incident"]))
     def freeze(self, frozen: str) -> None:
@@ -166,13 +166,13 @@ class RolloutMachine(RuleBasedStateMachine):
         at=st.integers(0, 9),
     )
     def order(self, what: str, at: int) -> None:
-        by = Order(actor="alice", now_ns=self.now_ns)
+        by = RolloutOrder(actor="alice", now_ns=self.now_ns)
         try:
             self.take(self.ordered(what, f"t{at}", by))
         except FleetplaneError:
             return
 
-    def ordered(self, what: str, name: str, by: Order) -> Ordered:
+    def ordered(self, what: str, name: str, by: RolloutOrder) -> OrderedChange:
         status, records = self.status, self.records
         match what:
             case "pause":
@@ -193,9 +193,9 @@ class RolloutMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.status.history) > 12)
     @rule()
     def supersede(self) -> None:
-        self.take(orders.supersede(self.status, self.records, Order(actor="bob", now_ns=self.now_ns)))
+        self.take(orders.supersede(self.status, self.records, RolloutOrder(actor="bob", now_ns=self.now_ns)))
 
-    def take(self, made: Ordered) -> None:
+    def take(self, made: OrderedChange) -> None:
         assert set(made.changes) <= set(self.records)
         self.status, self.records = made.status, {**self.records, **made.changes}
 

@@ -9,17 +9,23 @@ import pytest
 
 from fleetplane.kernel.errors import FailedPrecondition, InvalidArgument
 from fleetplane.kernel.rollout import amounts, orders
-from fleetplane.kernel.rollout.facts import Facts, Reading, TargetFact, breach
-from fleetplane.kernel.rollout.orders import Order
+from fleetplane.kernel.rollout.facts import GateMeasurement, RolloutFacts, TargetFact, breach
+from fleetplane.kernel.rollout.orders import RolloutOrder
 from fleetplane.kernel.rollout.passes import Decision, decide
 from fleetplane.kernel.rollout.policy import Gate, OnHalt, Policy
-from fleetplane.kernel.rollout.states import OUTCOMES, Phase, Status, TargetRecord, TargetState
+from fleetplane.kernel.rollout.states import (
+    OUTCOMES,
+    RolloutPhase,
+    RolloutStanding,
+    TargetRecord,
+    TargetState,
+)
 from fleetplane.kernel.rollout.waves import preview
 from fleetplane.kernel.rollout.windows import Window
 from fleetplane.kernel.values.times import NS
 
 OLD, NEW = "1", "2"
-T, P = TargetState, Phase
+T, P = TargetState, RolloutPhase
 
 
 def select(selector: str, labels: Mapping[str, str]) -> bool:
@@ -33,20 +39,20 @@ class Fleet:
     def __init__(self, policy: Policy, names: list[str], **labels: dict[str, str]) -> None:
         policy.check()
         self.policy = policy
-        self.status = Status()
+        self.status = RolloutStanding()
         self.records = {name: TargetRecord(before=OLD) for name in names}
         self.world = {
             name: TargetFact(version=OLD, online=True, healthy=True, labels=labels.get(name, {}))
             for name in names
         }
-        self.gates: dict[str, Reading] = {}
+        self.gates: dict[str, GateMeasurement] = {}
         self.frozen = ""
         self.now_ns = 1_800_000_000 * NS
         self.last = Decision(status=self.status, changes={})
 
     def step(self, seconds: float = 0.0) -> Decision:
         self.now_ns += round(seconds * NS)
-        facts = Facts(targets=self.world, gates=self.gates, frozen=self.frozen)
+        facts = RolloutFacts(targets=self.world, gates=self.gates, frozen=self.frozen)
         self.last = decide(self.policy, NEW, self.status, self.records, facts, self.now_ns, select=select)
         self.status = self.last.status
         self.records.update(self.last.changes)
@@ -65,13 +71,13 @@ class Fleet:
     def named(self, *states: TargetState) -> list[str]:
         return [name for name, record in self.records.items() if record.state in states]
 
-    def order(self, made: orders.Ordered) -> None:
+    def order(self, made: orders.OrderedChange) -> None:
         self.status = made.status
         self.records.update(made.changes)
 
     @property
-    def by(self) -> Order:
-        return Order(actor="alice", now_ns=self.now_ns)
+    def by(self) -> RolloutOrder:
+        return RolloutOrder(actor="alice", now_ns=self.now_ns)
 
     @property
     def codes(self) -> list[str]:
@@ -189,7 +195,7 @@ def test_nobody_is_late_for_what_no_server_could_see() -> None:
     fleet = Fleet(quick(), names(3))
     fleet.step()
     fleet.now_ns += 3600 * NS
-    facts = Facts(targets=fleet.world, observing_since_ns=fleet.now_ns)
+    facts = RolloutFacts(targets=fleet.world, observing_since_ns=fleet.now_ns)
     found = decide(fleet.policy, NEW, fleet.status, fleet.records, facts, fleet.now_ns, select=select)
     assert found.status.phase is P.MOVING
 
@@ -297,13 +303,13 @@ def test_a_gate_without_data_is_not_passed_and_halts_when_the_soak_takes_too_lon
 
 def test_a_gate_compares_with_before_and_may_halt_at_once() -> None:
     gate = Gate(name="errors", query="error_rate", max_increase=0.05, halts=True)
-    assert breach(gate, Reading(value=0.04)) != ""
-    assert breach(gate, Reading(value=0.04, baseline=0.0)) == ""
+    assert breach(gate, GateMeasurement(value=0.04)) != ""
+    assert breach(gate, GateMeasurement(value=0.04, baseline=0.0)) == ""
     fleet = Fleet(quick(gates=(gate,)), names(4))
     fleet.step()
     fleet.confirm()
     assert fleet.step().status.phase is P.SOAKING, "no data does not halt at once"
-    fleet.gates["errors"] = Reading(value=0.3, baseline=0.1)
+    fleet.gates["errors"] = GateMeasurement(value=0.3, baseline=0.1)
     fleet.step()
     assert fleet.status.phase is P.HALTED
     assert "is 0.3, before it was 0.1; it may be at most 0.05 more" in fleet.status.halt[0].message
@@ -511,8 +517,8 @@ def test_skip_takes_a_target_out() -> None:
 
 
 @pytest.mark.parametrize("phase", [P.DONE, P.ABORTED, P.ROLLED_BACK, P.SUPERSEDED])
-def test_a_rollout_that_has_ended_takes_few_orders(phase: Phase) -> None:
-    status, by = Status(phase=phase), Order(actor="alice", now_ns=1)
+def test_a_rollout_that_has_ended_takes_few_orders(phase: RolloutPhase) -> None:
+    status, by = RolloutStanding(phase=phase), RolloutOrder(actor="alice", now_ns=1)
     refusals: list[Callable[[], object]] = [
         lambda: orders.pause(status, by),
         lambda: orders.resume(status, {}, by),

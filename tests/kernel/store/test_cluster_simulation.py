@@ -17,7 +17,7 @@ from support.shared.virtual_loop import LoopClock, VirtualLoop, run
 
 from fleetplane.kernel.errors import FleetplaneError
 from fleetplane.kernel.store import StoreSettings
-from fleetplane.kernel.store.engine import Author, Superseded
+from fleetplane.kernel.store.engine import GroupAuthor, Superseded
 from fleetplane.kernel.store.servers import seat
 from fleetplane.kernel.store.servers.standby import Standby
 
@@ -127,7 +127,7 @@ def test_a_server_that_was_held_up_goes_on_if_nobody_took_over_meanwhile() -> No
                 if others:  # took over while this process did nothing
                     database.enlist("two")
                     database.servers["one"].renewed_at_ns = 0
-                    database.take_over(database.head.mark, Author("two", 1), seat.LIFE_SECONDS)
+                    database.take_over(database.head.mark, GroupAuthor("two", 1), seat.LIFE_SECONDS)
                 loop = asyncio.get_running_loop()
                 assert isinstance(loop, VirtualLoop)
                 loop.hold(seat.LIFE_SECONDS + 1)

@@ -18,14 +18,14 @@ from support.shared.postgres_server import PostgresServer
 from fleetplane.kernel.errors import FleetplaneError, IntegrityError
 from fleetplane.kernel.store import StoreSettings
 from fleetplane.kernel.store.engine import (
-    Author,
     Claim,
     ClaimRow,
-    Contents,
     Engine,
+    GroupAuthor,
     LogRow,
     ResourceRow,
     SecretRow,
+    StoreContents,
     WriteGroup,
 )
 from fleetplane.kernel.store.engines.postgres import PostgresEngine
@@ -69,7 +69,7 @@ async def _resources(engine: Engine) -> dict[str, ResourceRow]:
         return {row.name: row async for page in contents.resources for row in page}
 
 
-async def _contents(engine: Engine) -> Contents:
+async def _contents(engine: Engine) -> StoreContents:
     async with engine.load([]) as contents:
         return contents
 
@@ -210,7 +210,7 @@ async def test_the_fate_of_a_group_is_known_by_its_id(factory: EngineFactory, tm
         first = group(EMPTY, "a")
         await engine.commit(first)
         assert await _fate(engine, first)
-        assert not (await engine.settle(EMPTY, b"another", Author())).written
+        assert not (await engine.settle(EMPTY, b"another", GroupAuthor())).written
         never = group(first.after, "b")
         settled = await engine.settle(never.before, never.id, never.author)
         assert (settled.written, settled.mark.revision) == (False, 1)
@@ -227,7 +227,7 @@ async def test_groups_are_read_whole_in_order_and_with_their_author(
             assert [await engine.enlist("srv") for _ in range(3)] == [1, 2, 3]
         for size in (2, 0, 3, 5, 0):
             one = group(mark, *(f"n{n}" for n in range(size)))
-            one.author = Author("srv", 3, 0)
+            one.author = GroupAuthor("srv", 3, 0)
             if not size:
                 one.log = [LogRow(mark.revision, 0, "SECRET", "", "", b"body")]
             outcome = await engine.commit(one)

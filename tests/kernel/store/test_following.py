@@ -9,10 +9,10 @@ from pathlib import Path
 from support.shared.storekit import DEADLINE_SECONDS, THING, opened, put
 
 from fleetplane.kernel.store import Store, follow
-from fleetplane.kernel.watch import Batch, Watch
+from fleetplane.kernel.watch import EventBatch, Watch
 
 
-async def next_of(following: AsyncGenerator[Batch]) -> list[int]:
+async def next_of(following: AsyncGenerator[EventBatch]) -> list[int]:
     async with asyncio.timeout(DEADLINE_SECONDS):
         batch = await anext(following)
     return [event.resource.spec.value for event in batch.events]

@@ -20,7 +20,7 @@ from support.shared.enginekit import EMPTY, group
 from support.shared.postgres_server import PostgresServer, running
 
 from fleetplane.kernel.errors import IntegrityError, Unavailable
-from fleetplane.kernel.store.engine import Author, Mark, Outcome, WriteGroup
+from fleetplane.kernel.store.engine import DatabaseMark, GroupAuthor, GroupOutcome, WriteGroup
 from fleetplane.kernel.store.engines.postgres import WRITER, PostgresEngine
 from fleetplane.kernel.store.engines.postgres_line import LOADER, connect, translated
 from fleetplane.kernel.store.engines.postgres_schema import LOCK
@@ -108,7 +108,7 @@ async def test_horizon_and_log_are_read_as_of_one_moment(url: str) -> None:
                 if page.compacted <= 6 and revisions:
                     assert revisions == list(range(7, revisions[-1] + 1))
 
-        async def compactor(mark: Mark) -> None:
+        async def compactor(mark: DatabaseMark) -> None:
             for _ in range(30):
                 one = group(mark, "a", "b")
                 one.after = replace(one.after, compacted=mark.revision - 1)
@@ -189,7 +189,7 @@ async def test_a_commit_that_waits_for_its_standby_is_never_cancelled() -> None:
 
 async def _in_doubt(
     engine: PostgresEngine, watcher: asyncpg.Connection, last: WriteGroup
-) -> tuple[WriteGroup, asyncio.Future[Outcome]]:
+) -> tuple[WriteGroup, asyncio.Future[GroupOutcome]]:
     """A group whose commit waits; those before went through while PostgreSQL read its configuration."""
     while True:
         last = group(last.after, "b")
@@ -200,7 +200,7 @@ async def _in_doubt(
             await asyncio.sleep(0.01)
 
 
-async def _settled(engine: PostgresEngine, doubtful: WriteGroup) -> Outcome:
+async def _settled(engine: PostgresEngine, doubtful: WriteGroup) -> GroupOutcome:
     while True:
         try:
             return await engine.settle(doubtful.before, doubtful.id, doubtful.author)
@@ -249,15 +249,15 @@ async def test_a_commit_in_doubt_is_settled_by_taking_its_number(url: str) -> No
 async def test_one_server_is_seated_and_its_term_is_checked_in_every_commit(url: str) -> None:
     async with opened(url) as one, opened(url) as other:
         boots = [await one.enlist("one"), await other.enlist("other")]
-        first = await one.take_over(EMPTY, Author("one", boots[0]), 30.0)
-        assert (first.written, first.author) == (True, Author("one", boots[0], 1))
-        refused = await other.take_over(first.mark, Author("other", boots[1]), 30.0)
+        first = await one.take_over(EMPTY, GroupAuthor("one", boots[0]), 30.0)
+        assert (first.written, first.author) == (True, GroupAuthor("one", boots[0], 1))
+        refused = await other.take_over(first.mark, GroupAuthor("other", boots[1]), 30.0)
         assert (refused.written, refused.author) == (False, first.author), "the holder is alive"
         assert (await one.renew(first.author)).alive
-        assert not (await other.take_over(EMPTY, Author("other", boots[1]), 0.0)).written, (
+        assert not (await other.take_over(EMPTY, GroupAuthor("other", boots[1]), 0.0)).written, (
             "not seen everything"
         )
-        second = await other.take_over(first.mark, Author("other", boots[1]), 0.0)
+        second = await other.take_over(first.mark, GroupAuthor("other", boots[1]), 0.0)
         assert (second.written, second.author.term) == (True, 2)
         renewal = await one.renew(first.author)
         assert (renewal.alive, renewal.holder) == (False, second.author)

@@ -16,7 +16,7 @@ from support.shared.virtual_loop import LoopClock, run
 
 from fleetplane.kernel.errors import IntegrityError, OutcomeUnknown, Unavailable
 from fleetplane.kernel.store import StoreSettings
-from fleetplane.kernel.store.engine import Author, Mark, Outcome, WriteGroup
+from fleetplane.kernel.store.engine import DatabaseMark, GroupAuthor, GroupOutcome, WriteGroup
 from fleetplane.kernel.store.servers.read_index import FRESH_SECONDS, ReadIndex
 from fleetplane.kernel.store.servers.standby import Standby
 
@@ -72,7 +72,7 @@ def test_a_reader_who_leaves_takes_nothing_from_the_others() -> None:
         index, store = servers.standby.index, servers.standby.store
         before, cancelled, mark = index.looks, list[str](), index._engine.mark
 
-        async def noted() -> Mark:
+        async def noted() -> DatabaseMark:
             try:
                 return await mark()
             except asyncio.CancelledError:
@@ -157,16 +157,16 @@ class SlowAnswers(MemoryEngine):
         super().__init__(database, link)
         self.written, self.let_go = asyncio.Event(), asyncio.Event()
 
-    async def _answered(self, outcome: Outcome) -> Outcome:
+    async def _answered(self, outcome: GroupOutcome) -> GroupOutcome:
         if outcome.written:
             self.written.set()
             await self.let_go.wait()
         return outcome
 
-    async def take_over(self, before: Mark, author: Author, life_seconds: float) -> Outcome:
+    async def take_over(self, before: DatabaseMark, author: GroupAuthor, life_seconds: float) -> GroupOutcome:
         return await self._answered(await super().take_over(before, author, life_seconds))
 
-    async def commit(self, group: WriteGroup) -> Outcome:
+    async def commit(self, group: WriteGroup) -> GroupOutcome:
         return await self._answered(await super().commit(group))
 
 

@@ -14,7 +14,7 @@ from support.shared.postgres_server import PostgresServer
 
 from fleetplane.kernel.errors import IntegrityError, Unavailable
 from fleetplane.kernel.store import schema
-from fleetplane.kernel.store.engine import Author
+from fleetplane.kernel.store.engine import GroupAuthor
 from fleetplane.kernel.store.engines import postgres_copy, postgres_schema, postgres_upgrade
 from fleetplane.kernel.store.engines.postgres import PostgresEngine
 from fleetplane.kernel.store.engines.postgres_line import LOADER, connect
@@ -85,7 +85,7 @@ async def opened(url: str, levels: Levels = FIRST) -> AsyncIterator[PostgresEngi
             await engine.close()
 
 
-async def works(engine: PostgresEngine, author: Author, name: str) -> None:
+async def works(engine: PostgresEngine, author: GroupAuthor, name: str) -> None:
     """Everything that servers do all the time."""
     before = await engine.mark()
     written = group(before, name)
@@ -113,12 +113,12 @@ async def test_an_older_server_works_on_and_starts_again_on_tables_that_were_add
     url: str, releases: Releases
 ) -> None:
     async with opened(url) as old:
-        author = Author("old", await old.enlist("old", FIRST))
+        author = GroupAuthor("old", await old.enlist("old", FIRST))
         await works(old, author, "a")  # which prepares every statement
         releases.newer()
         async with opened(url, NEXT) as new:
             await works(old, author, "b")
-            other = Author("new", await new.enlist("new", NEXT))
+            other = GroupAuthor("new", await new.enlist("new", NEXT))
             await works(new, other, "c")
             await works(old, author, "d")
             assert set(await new.supported(DEADLINE_SECONDS)) == {FIRST, NEXT}
@@ -128,7 +128,7 @@ async def test_an_older_server_works_on_and_starts_again_on_tables_that_were_add
             ]
             releases.older()
             async with opened(url) as again:
-                author = Author("old", await again.enlist("old", FIRST))
+                author = GroupAuthor("old", await again.enlist("old", FIRST))
                 await works(again, author, "e")
                 assert (await again.take_over(await again.mark(), author, 0.0)).written
             releases.newer()
@@ -146,7 +146,7 @@ async def test_a_migration_that_older_programs_cannot_live_with_waits_for_the_la
         releases.newer(says="oldest_level = 2")
         with pytest.raises(Unavailable, match=r"only while every server supports level 2, and old does not"):
             await PostgresEngine.open(url, levels=NEXT)
-        await old.leave(Author("old", 1))
+        await old.leave(GroupAuthor("old", 1))
         async with opened(url, NEXT):
             pass
     releases.older()
@@ -167,7 +167,7 @@ async def test_a_migration_that_says_nothing_waits_until_no_server_runs(url: str
         ):
             await PostgresEngine.open(url, levels=NEXT)
         assert await old.mark()
-        await old.leave(Author("old", 1))
+        await old.leave(GroupAuthor("old", 1))
     async with opened(url, NEXT):
         pass
 
@@ -193,7 +193,7 @@ async def test_a_migration_does_not_make_everybody_wait_for_a_table_that_is_bein
 ) -> None:
     monkeypatch.setattr(postgres_upgrade, "_TABLE_WAIT", "SET LOCAL lock_timeout = '100ms'")
     async with opened(url) as old:
-        author = Author("old", await old.enlist("old", FIRST))
+        author = GroupAuthor("old", await old.enlist("old", FIRST))
         reader = await connect(url, LOADER)
         try:
             async with reader.transaction():
@@ -214,7 +214,7 @@ async def test_a_call_that_has_other_arguments_in_a_newer_release_stays_for_the_
     settle = postgres_schema.SETTLE_GROUP.replace("n_boot bigint)", "n_boot bigint, n_more text)", 1)
     assert settle != postgres_schema.SETTLE_GROUP
     async with opened(url) as old:
-        author = Author("old", await old.enlist("old", FIRST))
+        author = GroupAuthor("old", await old.enlist("old", FIRST))
         releases.newer()
         monkeypatch.setitem(postgres_schema.FUNCTIONS, "settle_group", settle)
         async with opened(url, NEXT):
@@ -232,7 +232,7 @@ async def test_a_call_that_has_other_arguments_in_a_newer_release_stays_for_the_
 
 async def test_a_program_that_the_level_does_not_suit_changes_nothing(url: str, releases: Releases) -> None:
     async with opened(url) as old:
-        await works(old, Author("old", await old.enlist("old", FIRST)), "a")
+        await works(old, GroupAuthor("old", await old.enlist("old", FIRST)), "a")
     await renewed(url, "'epoch'")
     releases.newer()
     with pytest.raises(IntegrityError, match="the store is at level 1, and this program supports 2 to 3"):

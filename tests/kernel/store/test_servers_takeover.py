@@ -19,7 +19,7 @@ from support.shared.storekit import KINDS, SCOPE, THING, audit_of, flat, put, ta
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.errors import IntegrityError, SettingsError, Unavailable
 from fleetplane.kernel.store import Store, StoreSettings
-from fleetplane.kernel.store.engine import Author, Superseded
+from fleetplane.kernel.store.engine import GroupAuthor, Superseded
 from fleetplane.kernel.store.engines.postgres import PostgresEngine
 from fleetplane.kernel.store.engines.postgres_line import connect
 from fleetplane.kernel.store.servers import seat
@@ -105,7 +105,7 @@ async def test_one_that_was_replaced_stops_and_says_so(
         async def be_replaced() -> None:
             async with one.active() as store:
                 await put(store, "x")
-                usurper = Author("two", await engine.enlist("two"))
+                usurper = GroupAuthor("two", await engine.enlist("two"))
                 assert (await engine.take_over(await engine.mark(), usurper, 0.0)).written
                 with pytest.raises(Unavailable):
                     await put(store, "late")

@@ -19,7 +19,7 @@ from support.shared.storekit import KINDS, SCOPE, THING, Spec, audit_of, put
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.errors import AlreadyExists, NotFound, Unavailable
 from fleetplane.kernel.store import Draft, Store, StoreSettings
-from fleetplane.kernel.store.engine import Author, GroupPage, Outcome, Superseded, WriteGroup
+from fleetplane.kernel.store.engine import GroupAuthor, GroupOutcome, GroupPage, Superseded, WriteGroup
 from fleetplane.kernel.store.engines import postgres as postgres_engine
 from fleetplane.kernel.store.engines import postgres_schema
 from fleetplane.kernel.store.engines.postgres import PostgresEngine
@@ -55,7 +55,7 @@ class SlowEngine(PostgresEngine):
 
     is_slow = False
 
-    async def commit(self, group: WriteGroup) -> Outcome:
+    async def commit(self, group: WriteGroup) -> GroupOutcome:
         while self.is_slow and (await self.mark()).number == group.before.number:
             await asyncio.sleep(0.001)
         return await super().commit(group)
@@ -197,7 +197,7 @@ async def test_a_server_whose_process_was_replaced_writes_nothing_more(tmp_path:
 async def test_a_server_that_is_not_heard_of_writes_nothing_until_it_is(tmp_path: Path, url: str) -> None:
     engine = await PostgresEngine.open(url)
     try:
-        guest = Author("guest", await engine.enlist("guest"))
+        guest = GroupAuthor("guest", await engine.enlist("guest"))
         first = group(EMPTY, "a")
         first.author = guest
         await engine.leave(guest)  # as if it had not renewed for long
@@ -209,7 +209,7 @@ async def test_a_server_that_is_not_heard_of_writes_nothing_until_it_is(tmp_path
         outcome = await engine.commit(first)
         assert (outcome.written, outcome.alive, outcome.author) == (True, True, guest)
         unknown = group(first.after, "b")
-        unknown.author = Author("unknown", 1)
+        unknown.author = GroupAuthor("unknown", 1)
         assert not (await engine.commit(unknown)).alive
     finally:
         await engine.close()

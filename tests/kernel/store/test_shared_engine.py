@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 from support.shared.postgres_server import PostgresServer
 
-from fleetplane.kernel.store.engine import Author
+from fleetplane.kernel.store.engine import GroupAuthor
 from fleetplane.kernel.store.engines.postgres import PostgresEngine
 
 HOUR = 3600.0
@@ -70,6 +70,6 @@ async def test_the_living_are_those_who_were_heard_of_recently_with_their_last_b
     other = await two.enlist("b")
     assert again > boot
     assert await one.living(HOUR) == {"a": again, "b": other}
-    await one.leave(Author("b", other))
+    await one.leave(GroupAuthor("b", other))
     assert await one.living(HOUR) == {"a": again}
     assert await one.living(0.0) == {}

@@ -137,7 +137,7 @@ async def test_a_database_of_before_the_log_keeps_its_content_and_its_cursors(tm
     _at_schema(path, "0005")
     rows, link = [], audit.GENESIS
     for seq in range(1, 4):  # transactions of two things each, and then a secret
-        row = audit.append(link, audit.Entry(seq, min(2 * seq, 4), 0, "t", "put", ()))
+        row = audit.append(link, audit.ChainEntry(seq, min(2 * seq, 4), 0, "t", "put", ()))
         link = row.hash
         rows.append((row.seq, row.hash, row.entry))
     things = [_thing(name, n) for n, name in enumerate("abab", 1)]
@@ -217,7 +217,7 @@ async def test_cursors_from_before_every_event_had_a_revision_are_told_to_list_a
     """All events of a transaction had the same one: who had seen some of them cannot be helped."""
     path = tmp_path / "old.db"
     _at_schema(path, "0001")
-    row = audit.append(audit.GENESIS, audit.Entry(1, 1, 0, "t", "put", ()))
+    row = audit.append(audit.GENESIS, audit.ChainEntry(1, 1, 0, "t", "put", ()))
     with closing(sqlite3.connect(path)) as database, database:
         database.execute("INSERT INTO audit VALUES (1, ?, ?)", (row.hash, row.entry))
         database.execute("UPDATE meta SET revision = 1, audit_seq = 1, audit_hash = ?", (row.hash,))

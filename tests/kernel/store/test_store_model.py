@@ -21,7 +21,7 @@ from support.shared.storekit import SCOPE, THING, Spec, audit_of, opened
 
 from fleetplane.kernel.errors import AlreadyExists, Compacted, Conflict, NotFound
 from fleetplane.kernel.store import ABSENT, Draft, Expect, Store
-from fleetplane.kernel.watch import Batch, EventType, Watch
+from fleetplane.kernel.watch import EventBatch, EventType, Watch
 
 pytestmark = pytest.mark.slow
 
@@ -60,7 +60,7 @@ class Follower:
         self.whole_from = 0
         """The end of that batch. Before it, what comes and goes within the batch may be missing."""
 
-    def apply(self, batch: Batch) -> None:
+    def apply(self, batch: EventBatch) -> None:
         last = 0
         for event in batch.events:
             name = event.resource.name
@@ -223,13 +223,13 @@ class StoreMachine(RuleBasedStateMachine):
         try:
             batch = self.run(follower.watch.next(idle_seconds=0))
         except Compacted:
-            batch = Batch(revision=follower.watch.revision)
+            batch = EventBatch(revision=follower.watch.revision)
         follower.watch.close()
         got = batch.events[:received]
         after = got[-1].revision if got else batch.revision
         follower.cut = True
         follower.whole_from = max(follower.whole_from, batch.revision)
-        follower.apply(Batch(revision=after, events=got))
+        follower.apply(EventBatch(revision=after, events=got))
         if after >= self.store.statistics().compacted:
             follower.watch = self.store.watch(THING, SCOPE, after=after)
             self.followers.append(follower)

@@ -37,7 +37,7 @@ from fleetplane.kernel.store import (
     Draft,
     Expect,
     Put,
-    Release,
+    ReleaseClaim,
     Store,
     StoreSettings,
     Take,
@@ -172,13 +172,15 @@ async def test_a_claim_is_unique_and_names_what_is_taken(tmp_path: Path) -> None
 
     async with opened(path) as store:  # claims outlive the process
         assert store.claimed_by(THING, SCOPE, "slug", "nice") == "one"
-        release = Release(kind=THING, scope=SCOPE, field="slug", value="nice", owner="one")
+        release = ReleaseClaim(kind=THING, scope=SCOPE, field="slug", value="nice", owner="one")
         with pytest.raises(Conflict):
             await store.apply(
                 Transaction(
                     actor="t",
                     action="release",
-                    operations=[Release(kind=THING, scope=SCOPE, field="slug", value="nice", owner="two")],
+                    operations=[
+                        ReleaseClaim(kind=THING, scope=SCOPE, field="slug", value="nice", owner="two")
+                    ],
                 )
             )
         await store.apply(Transaction(actor="t", action="release", operations=[release]))

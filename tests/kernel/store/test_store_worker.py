@@ -8,21 +8,21 @@ from collections.abc import Iterator
 
 import pytest
 
-from fleetplane.kernel.store.engines.worker import Worker
+from fleetplane.kernel.store.engines.worker import EngineThread
 
 DEADLINE_SECONDS = 60
 
 
 @pytest.fixture
-def worker() -> Iterator[Worker]:
-    made = Worker("worked-on")
+def worker() -> Iterator[EngineThread]:
+    made = EngineThread("worked-on")
     yield made
     made.stop()
     made._thread.join(DEADLINE_SECONDS)
     assert not made._thread.is_alive()
 
 
-async def test_calls_are_done_in_their_order_in_one_thread(worker: Worker) -> None:
+async def test_calls_are_done_in_their_order_in_one_thread(worker: EngineThread) -> None:
     done: list[int] = []
     calls = [worker.call(done.append, number) for number in range(100)]
     name = worker.call(lambda: threading.current_thread().name)
@@ -32,7 +32,7 @@ async def test_calls_are_done_in_their_order_in_one_thread(worker: Worker) -> No
     assert done == list(range(100))
 
 
-async def test_what_a_call_raises_reaches_its_caller_and_nobody_else(worker: Worker) -> None:
+async def test_what_a_call_raises_reaches_its_caller_and_nobody_else(worker: EngineThread) -> None:
     broken, sound = worker.call(int, "x"), worker.call(int, "7")
     async with asyncio.timeout(DEADLINE_SECONDS):
         with pytest.raises(ValueError, match="invalid literal"):
@@ -40,7 +40,7 @@ async def test_what_a_call_raises_reaches_its_caller_and_nobody_else(worker: Wor
         assert await sound == 7
 
 
-async def test_a_call_is_done_although_its_caller_was_cancelled(worker: Worker) -> None:
+async def test_a_call_is_done_although_its_caller_was_cancelled(worker: EngineThread) -> None:
     begun, go_on, done = threading.Event(), threading.Event(), list[str]()
 
     def work() -> None:
@@ -57,7 +57,7 @@ async def test_a_call_is_done_although_its_caller_was_cancelled(worker: Worker) 
         assert await worker.call(lambda: list(done)) == ["first", "second"]
 
 
-def test_a_loop_that_is_closed_is_told_nothing(worker: Worker) -> None:
+def test_a_loop_that_is_closed_is_told_nothing(worker: EngineThread) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
     def work() -> None:

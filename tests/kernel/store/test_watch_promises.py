@@ -27,7 +27,7 @@ from support.shared.storekit import (
 
 from fleetplane.kernel.errors import Compacted, ResourceExhausted, Unavailable
 from fleetplane.kernel.store import Draft, Store
-from fleetplane.kernel.watch import Batch, Event, EventType
+from fleetplane.kernel.watch import Event, EventBatch, EventType
 
 
 async def test_watches_are_ordered_unique_and_reliable(tmp_path: Path) -> None:
@@ -405,7 +405,7 @@ async def test_a_cancelled_wait_loses_nothing(tmp_path: Path, woken: bool) -> No
             await asyncio.sleep(0)
 
             def publish_then_cancel(
-                events: Sequence[Event], revision: int, waiting: asyncio.Future[Batch] = waiting
+                events: Sequence[Event], revision: int, waiting: asyncio.Future[EventBatch] = waiting
             ) -> None:
                 publish(events, revision)
                 waiting.cancel()  # woken, but cancelled before it can read

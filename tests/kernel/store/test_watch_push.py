@@ -12,7 +12,7 @@ from support.shared.storekit import DEADLINE_SECONDS, THING, opened, put, put_to
 
 from fleetplane.kernel.errors import Unavailable
 from fleetplane.kernel.store import Store
-from fleetplane.kernel.watch import Audience, Batch, Watch
+from fleetplane.kernel.watch import Audience, EventBatch, Watch
 
 
 class Sink:
@@ -23,18 +23,18 @@ class Sink:
         self.owes: asyncio.Future[None] | None = None
         self.fails: Exception | None = None
 
-    def take(self, batch: Batch) -> Awaitable[None] | None:
+    def take(self, batch: EventBatch) -> Awaitable[None] | None:
         if self.fails is not None:
             raise self.fails
         self.values += values(batch)
         return self.owes
 
 
-def values(batch: Batch) -> list[int]:
+def values(batch: EventBatch) -> list[int]:
     return [event.resource.spec.value for event in batch.events]
 
 
-async def waiting(watch: Watch) -> asyncio.Task[Batch]:
+async def waiting(watch: Watch) -> asyncio.Task[EventBatch]:
     """A consumer that has begun to wait."""
     task = asyncio.create_task(watch.next())
     while watch._wait is None:
@@ -135,13 +135,13 @@ class Crowd(Audience):
         self.told_of: list[tuple[list[int], int]] = []
         self.fails: Exception | None = None
 
-    def prepare(self, batch: Batch) -> list[int]:
+    def prepare(self, batch: EventBatch) -> list[int]:
         if self.fails is not None:
             raise self.fails
         self.prepared.append(values(batch))
         return self.prepared[-1]
 
-    def told(self, batch: Batch, sinks: int) -> None:
+    def told(self, batch: EventBatch, sinks: int) -> None:
         self.told_of.append((values(batch), sinks))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from support.shared.postgres_server import PostgresServer
 from support.shared.telemetry_place import DAY, NOW, TelemetryPlace, asked, line, point
 
-from fleetplane.kernel.telemetry import Line, Telemetry
+from fleetplane.kernel.telemetry import LogRecord, Telemetry
 from fleetplane.kernel.telemetry.postgres import copying
 from fleetplane.sim.clock import VirtualClock
 
@@ -25,7 +25,7 @@ class Counting:
     stream = "access"
     kinds = ("access",)
 
-    def digest(self, lines: Sequence[Line]) -> Mapping[tuple[str, str], bytes]:
+    def digest(self, lines: Sequence[LogRecord]) -> Mapping[tuple[str, str], bytes]:
         return {("access", lines[0].subject): b"%d" % len(lines)}
 
     def merged(self, bodies: Sequence[bytes]) -> bytes:

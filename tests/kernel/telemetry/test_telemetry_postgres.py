@@ -19,7 +19,7 @@ from support.shared.telemetry_place import DAY, NOW, SECOND, TelemetryPlace, ask
 
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.errors import Unavailable
-from fleetplane.kernel.telemetry import Line, Telemetry
+from fleetplane.kernel.telemetry import LogRecord, Telemetry
 from fleetplane.kernel.telemetry.postgres import link, schema
 from fleetplane.sim.clock import VirtualClock
 
@@ -46,7 +46,7 @@ class Counting:
     stream = "access"
     kinds = ("access",)
 
-    def digest(self, lines: Sequence[Line]) -> Mapping[tuple[str, str], bytes]:
+    def digest(self, lines: Sequence[LogRecord]) -> Mapping[tuple[str, str], bytes]:
         counts: dict[str, int] = {}
         for one in lines:
             counts[one.subject] = counts.get(one.subject, 0) + 1

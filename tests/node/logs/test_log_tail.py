@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleetplane.node.logs.tail import BATCH_LINES, LINE_LIMIT_BYTES, Line, Tail
+from fleetplane.node.logs.tail import BATCH_LINES, LINE_LIMIT_BYTES, FileTail, TailedLine
 
 
-def tail(folder: Path, *, rotate_bytes: int = 10**9, late_seconds: float = 3600.0) -> Tail:
-    return Tail(
+def tail(folder: Path, *, rotate_bytes: int = 10**9, late_seconds: float = 3600.0) -> FileTail:
+    return FileTail(
         folder / "access.log",
         folder / "access.position",
         epoch="e",
@@ -168,7 +168,7 @@ def test_a_log_that_is_rotated_while_it_is_read_loses_and_repeats_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     """`step` is what was looked at before that."""
-    log, reading, got = tmp_path / "access.log", tail(tmp_path), list[Line]()
+    log, reading, got = tmp_path / "access.log", tail(tmp_path), list[TailedLine]()
     looked, turns = getattr(reading, step), iter([True])
 
     def read() -> None:

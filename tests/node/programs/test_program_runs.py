@@ -15,8 +15,8 @@ import pytest
 from fleetplane.node.programs import run as programs
 from fleetplane.node.programs.containment import Containment
 from fleetplane.node.programs.guard import Program
-from fleetplane.node.programs.output import TAIL_BYTES, Channel, Kept, Streamed
-from fleetplane.node.programs.run import Ended
+from fleetplane.node.programs.output import TAIL_BYTES, KeptOutput, ProgramStream, Streamed
+from fleetplane.node.programs.run import ProgramExit
 
 PATIENT = Containment(term_seconds=60.0)
 """Whoever listens to TERM has the time to do so, however busy the machine is."""
@@ -24,17 +24,17 @@ PATIENT = Containment(term_seconds=60.0)
 
 class Listener:
     def __init__(self, limit_bytes: int) -> None:
-        self.heard: list[tuple[Channel, bytes]] = []
+        self.heard: list[tuple[ProgramStream, bytes]] = []
         self.output = Streamed(self.emit, limit_bytes=limit_bytes)
 
-    async def emit(self, channel: Channel, data: bytes) -> None:
+    async def emit(self, channel: ProgramStream, data: bytes) -> None:
         self.heard.append((channel, data))
 
     @property
     def stdout(self) -> bytes:
         return bytes(self.output.stdout)
 
-    def of(self, channel: Channel) -> bytes:
+    def of(self, channel: ProgramStream) -> bytes:
         return b"".join(data for where, data in self.heard if where is channel)
 
 
@@ -55,7 +55,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 async def run(
     program: Program, *, limit: int = 1 << 20, containment: Containment | None = None
-) -> tuple[Ended, Listener]:
+) -> tuple[ProgramExit, Listener]:
     listener = Listener(limit)
     async with asyncio.timeout(60):
         ended = await programs.run(program, containment or Containment(), listener.output)
@@ -76,15 +76,15 @@ async def test_both_outputs_come_whole_and_any_byte_may_be_in_them() -> None:
         Program(path=sys.executable, arguments=["-c", script], folder="/", environment={})
     )
     assert ended.exit_code == 0
-    assert listener.of(Channel.STDOUT) == bytes(range(256)) * 1000
-    assert listener.of(Channel.STDERR) == "\xff oops".encode()
+    assert listener.of(ProgramStream.STDOUT) == bytes(range(256)) * 1000
+    assert listener.of(ProgramStream.STDERR) == "\xff oops".encode()
     assert listener.stdout == (bytes(range(256)) * 1000)[-TAIL_BYTES:]
 
 
 async def test_what_is_beyond_the_limit_is_read_and_thrown_away() -> None:
     ended, listener = await run(shell("head -c 5000000 /dev/zero; echo end >&2"), limit=100_000)
     assert ended.exit_code == 0
-    assert len(listener.of(Channel.STDOUT)) + len(listener.of(Channel.STDERR)) == 100_000
+    assert len(listener.of(ProgramStream.STDOUT)) + len(listener.of(ProgramStream.STDERR)) == 100_000
     assert listener.output.dropped_bytes == 5_000_004 - 100_000
     assert bytes(listener.output.stderr) == b"end\n"
     assert len(listener.stdout) == TAIL_BYTES
@@ -146,7 +146,7 @@ async def test_what_is_left_in_the_group_ends_with_the_program(tmp_path: Path) -
 async def test_slow_listeners_hold_the_program_up_and_lose_nothing() -> None:
     heard = bytearray()
 
-    async def slowly(channel: Channel, data: bytes) -> None:
+    async def slowly(channel: ProgramStream, data: bytes) -> None:
         await asyncio.sleep(0.05)
         heard.extend(data)
 
@@ -228,7 +228,7 @@ async def test_new_privileges_are_the_containments_choice(contained: bool, flag:
 async def test_the_last_words_of_a_program_whose_time_ran_out_are_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    kept, timed_out = Kept(4096), programs._timed_out
+    kept, timed_out = KeptOutput(4096), programs._timed_out
 
     async def once_it_is_up(guarded: asyncio.subprocess.Process, seconds: float | None) -> bool:
         """However long its start takes, its time does not run out before it listens."""
@@ -242,7 +242,7 @@ async def test_the_last_words_of_a_program_whose_time_ran_out_are_kept(
 
 
 async def test_input_is_fed_to_the_program_while_its_output_is_read() -> None:
-    kept = Kept(1 << 20)
+    kept = KeptOutput(1 << 20)
     program = Program(path="/bin/cat", arguments=[], environment={}, stdin=b"x" * 500_000)
     ended = await programs.run(program, Containment(), kept)
     assert (ended.exit_code, kept.stdout.total) == (0, 500_000)

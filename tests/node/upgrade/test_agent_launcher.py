@@ -16,7 +16,7 @@ import pytest
 from fleetplane.node.upgrade import launcher
 from fleetplane.node.upgrade.folder import ReleaseFolder
 from fleetplane.node.upgrade.launch import Launch, own_launcher
-from fleetplane.node.upgrade.launcher import Launcher
+from fleetplane.node.upgrade.launcher import AgentLauncher
 
 FORMER, CANDIDATE = "1.0-aaaa", "2.0-bbbb"
 SECONDS = 60.0
@@ -30,7 +30,7 @@ class PowerLost(Exception):
     pass
 
 
-class Deciding(Launcher):
+class Deciding(AgentLauncher):
     """Decides as always, and starts nothing: a trial is over as soon as it is written that it began."""
 
     def become(self, version: str) -> NoReturn:
@@ -253,7 +253,7 @@ def test_a_version_that_does_not_say_hello_is_put_aside_and_the_former_one_runs(
     assert folder.linked("current") == FORMER
 
 
-class Silent(Launcher):
+class Silent(AgentLauncher):
     """Tries a program that says nothing."""
 
     def prepare(self, version: str, trial: str = "") -> None:

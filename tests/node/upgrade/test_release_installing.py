@@ -15,7 +15,7 @@ from support.fleet.releases_kit import record_digest, tiny_wheel
 from fleetplane.domains.edge.agent.tools.registry import GROUP
 from fleetplane.kernel.errors import IntegrityError, PermissionDenied, ResourceExhausted
 from fleetplane.kernel.release import documents
-from fleetplane.kernel.release.documents import FileEntry, Manifest, Order
+from fleetplane.kernel.release.documents import FileEntry, ReleaseManifest, UpgradeOrder
 from fleetplane.kernel.release.wheels import parse_wheel
 from fleetplane.node.upgrade import installing
 from fleetplane.node.upgrade.folder import ReleaseFolder
@@ -40,7 +40,7 @@ class Case:
         return self.finish(entry, key)
 
     def finish(self, entry: FileEntry, key: Ed25519PrivateKey = KEY) -> str:
-        manifest = documents.encode(Manifest(version="2.0", files=(entry,), created_at_ns=1))
+        manifest = documents.encode(ReleaseManifest(version="2.0", files=(entry,), created_at_ns=1))
         signature = key.sign(documents.manifest_payload(manifest))
         return installing.install(
             self.folder.root, TRUSTED, manifest, signature, [parse_wheel(self.wheel.name)]
@@ -91,16 +91,16 @@ def test_a_release_that_somebody_else_signed_is_not_even_opened(case: Case) -> N
 
 def test_a_signature_for_one_document_is_none_for_the_other() -> None:
     order = documents.encode(
-        Order(agent="a", nonce="00", version="2.0", manifest="", attempt=1, seconds=60.0)
+        UpgradeOrder(agent="a", nonce="00", version="2.0", manifest="", attempt=1, seconds=60.0)
     )
     wrong, right = KEY.sign(documents.manifest_payload(order)), KEY.sign(documents.order_payload(order))
 
     with pytest.raises(PermissionDenied):
         installing.verified(TRUSTED, order, wrong, b"", b"")
     assert installing.verified(TRUSTED, order, right, b"", b"")[0].version == "2.0"
-    other = documents.encode(Manifest(version="2.0", files=(), created_at_ns=1))
+    other = documents.encode(ReleaseManifest(version="2.0", files=(), created_at_ns=1))
     named = documents.encode(
-        Order(agent="a", nonce="00", version="2.0", manifest="f" * 64, attempt=1, seconds=60.0)
+        UpgradeOrder(agent="a", nonce="00", version="2.0", manifest="f" * 64, attempt=1, seconds=60.0)
     )
     with pytest.raises(IntegrityError, match="not the one that the order names"):
         installing.verified(TRUSTED, named, KEY.sign(documents.order_payload(named)), other, b"")
@@ -204,7 +204,7 @@ def test_tools_of_edge_daemons_come_with_a_release_as_wheels_of_their_own(case: 
         content = wheel.read_bytes()
         entries.append(FileEntry(name=wheel.name, sha256=documents.digest(content), size=len(content)))
         (case.folder.downloads / entries[-1].sha256).write_bytes(content)
-    manifest = documents.encode(Manifest(version="2.0", files=tuple(entries), created_at_ns=1))
+    manifest = documents.encode(ReleaseManifest(version="2.0", files=tuple(entries), created_at_ns=1))
     wheels = [parse_wheel(one.name) for one in entries]
     signature = KEY.sign(documents.manifest_payload(manifest))
     name = installing.install(case.folder.root, TRUSTED, manifest, signature, wheels)

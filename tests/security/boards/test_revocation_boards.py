@@ -20,7 +20,7 @@ from support.boards.boards_rig import BOSS, BoardKey, BoardsRig, boards_rig, unt
 from support.boards.node_calls import CODE, HIGH, failing, gpio
 
 from fleetplane.domains.boards.agent.grpc.revoked_callers import RevokedCallers
-from fleetplane.domains.boards.agent.membership import IdentityFolder
+from fleetplane.domains.boards.agent.membership import BoardIdentityFolder
 from fleetplane.domains.boards.core import BoardOptions
 from fleetplane.gen.boards import boards_pb2 as pb
 from fleetplane.gen.boards import boards_pb2_grpc
@@ -82,7 +82,7 @@ def states(server: BoardsRig) -> dict[str, UptakeState]:
 
 def apart(node: NodeRig, folder: Path) -> RevokedCallers:
     """What the node knows, in a folder of its own: each file has a single writer, and the node is running."""
-    own = IdentityFolder(folder / "apart")
+    own = BoardIdentityFolder(folder / "apart")
     own.make()
     for name in (own.key_file.name, own.certificate_file.name, own.authority_file.name):
         (own.root / name).write_bytes((node.folder.root / name).read_bytes())

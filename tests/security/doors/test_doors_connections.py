@@ -24,7 +24,7 @@ from fleetplane.rpc.listening.warden import (
     HEAD_SECONDS,
     Budget,
     Rules,
-    Seen,
+    SeenConnection,
 )
 
 WAIT_SECONDS = 60.0
@@ -40,8 +40,8 @@ def rules(*, connections: int = 100, per_address: int = 50, http1: bool = False,
     return Rules({PORT: budget})
 
 
-def seen(number: int, host: str = "192.0.2.1", *, received: int = 0, sent: int = 0) -> Seen:
-    return Seen(
+def seen(number: int, host: str = "192.0.2.1", *, received: int = 0, sent: int = 0) -> SeenConnection:
+    return SeenConnection(
         descriptor=number,
         inode=1000 + number,
         port=PORT,

@@ -5,14 +5,16 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry
 
 from fleetplane.kernel.networks import network_of
-from fleetplane.rpc.listening.warden import Budget, Rules, Seen
+from fleetplane.rpc.listening.warden import Budget, Rules, SeenConnection
 from fleetplane.web.metrics_page import PER_ADDRESS, MetricsAnswer, MetricsPage
 
 PORT = 8080
 
 
-def seen(number: int, host: str) -> Seen:
-    return Seen(descriptor=number, inode=1000 + number, port=PORT, peer=(host, number), received_bytes=0)
+def seen(number: int, host: str) -> SeenConnection:
+    return SeenConnection(
+        descriptor=number, inode=1000 + number, port=PORT, peer=(host, number), received_bytes=0
+    )
 
 
 def rules(*, connections: int, per_address: int) -> Rules:

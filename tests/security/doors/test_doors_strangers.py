@@ -27,11 +27,11 @@ from fleetplane.rpc.listening.doors import (
     UNKNOWN_PER_CONNECTION,
     UNKNOWN_PER_NEWCOMER,
     UNKNOWN_PER_SITE,
-    Door,
+    ListenerMiddleware,
     Strangers,
     Visit,
 )
-from fleetplane.rpc.listening.warden import SILENT_SECONDS, Budget, Rules, Seen
+from fleetplane.rpc.listening.warden import SILENT_SECONDS, Budget, Rules, SeenConnection
 from fleetplane.rpc.serving.framing import prefix
 
 UNARY, UP = f"/{SERVICE}/Unary", f"/{SERVICE}/Up"
@@ -91,9 +91,9 @@ def test_what_is_left_is_free_again() -> None:
 
 
 def test_a_connection_that_goes_on_when_it_is_refused_and_one_that_never_asks_are_cut() -> None:
-    def seen(number: int) -> Seen:
+    def seen(number: int) -> SeenConnection:
         peer = ("192.0.2.1", number)
-        return Seen(descriptor=number, inode=number, port=80, peer=peer, received_bytes=24)
+        return SeenConnection(descriptor=number, inode=number, port=80, peer=peer, received_bytes=24)
 
     strangers, eager, patient = Strangers(), Visit("192.0.2.1"), Visit("192.0.2.1")
     patient.requests = eager.requests = 1
@@ -120,17 +120,17 @@ class Patient(Probe):
         return Value()
 
 
-def door(authentication: Authentication) -> Door:
+def door(authentication: Authentication) -> ListenerMiddleware:
     table = [
         MethodRow(path=row.path, listener=row.listener, authentication=authentication, permission=None)
         for row in rows()
     ]
-    return Door(make_app(Patient(), table), name="probe")
+    return ListenerMiddleware(make_app(Patient(), table), name="probe")
 
 
 @contextlib.asynccontextmanager
 async def waiting(
-    at: Door, path: str, count: int, *chunks: bytes
+    at: ListenerMiddleware, path: str, count: int, *chunks: bytes
 ) -> AsyncIterator[list[asyncio.Task[Answer]]]:
     """Calls from one address whose rest does not come, ten on each connection."""
     calls = [

@@ -12,7 +12,7 @@ from support.edge.edge_daemon_rig import configure, edge_section, enrolled, runn
 from support.edge.edge_server_double import EdgeServerDouble, edge_server, until
 
 from fleetplane.domains.edge.agent.config import pushed_config
-from fleetplane.domains.edge.agent.config.document import NodeConfig, decode
+from fleetplane.domains.edge.agent.config.document import DaemonConfig, decode
 from fleetplane.domains.edge.agent.config.template import document
 from fleetplane.domains.edge.agent.identity.state_folder import StateFolder
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
@@ -68,7 +68,7 @@ def _push(server: EdgeServerDouble, version: str, delta: dict[str, Any]) -> None
     server.send(pb.EdgeCommand(push_config=config))
 
 
-def _owner(**edge: Any) -> NodeConfig:
+def _owner(**edge: Any) -> DaemonConfig:
     made = document(node_id=NODE, tenant="acme", endpoint="relay:443", labels={}, minimal=False)
     made["spec"]["cluster"]["edge"] |= edge  # type: ignore[index]
     return decode(made, "owner")

@@ -18,12 +18,12 @@ from support.edge.edge_server_double import EdgeServerDouble, edge_server, until
 from fleetplane.domains.edge.agent.identity.state_folder import StateFolder
 from fleetplane.domains.edge.agent.tools.command import RunCommand
 from fleetplane.domains.edge.agent.tools.contract import (
-    Call,
-    Channel,
+    CommandOutcomeReport,
     ErrorKind,
-    Outcome,
+    PermittedCall,
     ProgramLimits,
     ProgramPrivileges,
+    ProgramStream,
     ToolFailed,
 )
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
@@ -66,12 +66,14 @@ def _alive(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] != "Z"
 
 
-async def _nothing(_channel: Channel, _data: bytes) -> None:
+async def _nothing(_channel: ProgramStream, _data: bytes) -> None:
     pass
 
 
-def _python(script: str, *words: str, privileges: ProgramPrivileges | None = None, **limits: int) -> Call:
-    return Call(
+def _python(
+    script: str, *words: str, privileges: ProgramPrivileges | None = None, **limits: int
+) -> PermittedCall:
+    return PermittedCall(
         arguments={"command": sys.executable, "args": ["-c", script, *words]},
         paths={},
         environment={},
@@ -82,7 +84,7 @@ def _python(script: str, *words: str, privileges: ProgramPrivileges | None = Non
     )
 
 
-async def _run(call: Call) -> Outcome:
+async def _run(call: PermittedCall) -> CommandOutcomeReport:
     async with asyncio.timeout(60):
         return await RunCommand().run(call)
 

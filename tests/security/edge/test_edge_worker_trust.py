@@ -22,7 +22,7 @@ from support.edge.edge_identity_rig import (
 
 from fleetplane.domains.edge.identity.policy import IdentityPolicy
 from fleetplane.domains.edge.kinds import WorkerRole, WorkerTokenSpec
-from fleetplane.domains.edge.nodes.config_layers import Place
+from fleetplane.domains.edge.nodes.config_layers import LayerPlace
 from fleetplane.domains.edge.wire import envelope
 from fleetplane.domains.edge.workers import forwarding
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
@@ -68,7 +68,7 @@ async def test_a_role_is_the_tokens_and_not_the_nodes_to_say(rig: Rig, role: pb.
 
 async def test_a_worker_reads_no_tenants_configuration_but_its_own(rig: Rig) -> None:
     for tenant in (TENANT, OTHER):
-        await rig.layers.put(Place(tenant=tenant), {"secret": tenant}, actor=BOSS)
+        await rig.layers.put(LayerPlace(tenant=tenant), {"secret": tenant}, actor=BOSS)
     worker = await rig.worker(tenants=[TENANT])
     assert TENANT.encode() in (await _sync(rig, worker, TENANT)).config_delta
     assert await code_of(_sync(rig, worker, OTHER)) is DENIED
@@ -85,7 +85,7 @@ async def test_configuration_is_pushed_by_controllers_to_their_own_tenants_only(
         assert await code_of(_push(rig, controller, target)) is DENIED
     for role in (pb.NODE_ROLE_WORKER, pb.NODE_ROLE_RELAY_COORDINATOR):
         assert await code_of(_push(rig, await rig.worker(role), ours.node_id)) is DENIED
-    assert rig.layers.get(Place(tenant=OTHER, node_id=theirs.node_id)) is None
+    assert rig.layers.get(LayerPlace(tenant=OTHER, node_id=theirs.node_id)) is None
 
 
 async def test_executions_stay_with_the_workers_of_their_tenant(rig: Rig) -> None:

@@ -13,7 +13,7 @@ from fleetplane.fleet import selectors
 from fleetplane.fleet.freeze import Freezable, FreezeSwitch
 from fleetplane.fleet.runs import feed as feeds
 from fleetplane.fleet.runs.feed import RunFeed, RunFeeds
-from fleetplane.fleet.runs.targets import Target
+from fleetplane.fleet.runs.targets import RunTarget
 from fleetplane.kernel.errors import InvalidArgument, ResourceExhausted
 from fleetplane.kernel.freeze import FREEZE
 from fleetplane.kernel.store import Store, StoreSettings
@@ -73,10 +73,10 @@ def test_remembered_selectors_are_bounded_in_bytes() -> None:
 
 def test_a_selector_in_a_request_has_only_so_many_requirements() -> None:
     most = ",".join(f"!k{number}" for number in range(selectors.REQUIREMENTS_LIMIT))
-    Target(selector=most).check()
+    RunTarget(selector=most).check()
     assert edge_selectors.parse(f"where:{most}").where == most
     with pytest.raises(InvalidArgument) as refused:
-        Target(selector=f"{most},x").check()
+        RunTarget(selector=f"{most},x").check()
     assert refused.value.field == "target.selector"
     with pytest.raises(InvalidArgument):
         edge_selectors.parse(f"where:{most},x")

@@ -22,7 +22,7 @@ from fleetplane.domains.fleetwide.server import FleetwideDomain
 from fleetplane.fleet.rollouts.records import ROLLOUT, ROLLOUT_POLICY, PolicySpec, RolloutSpec, RolloutStatus
 from fleetplane.kernel.identity.bindings import Bindings
 from fleetplane.kernel.rollout.policy import Policy
-from fleetplane.kernel.rollout.states import Phase
+from fleetplane.kernel.rollout.states import RolloutPhase
 from fleetplane.sections.rollouts import RolloutSettings
 
 ACME, OTHER = "0192-acme", "0193-other"
@@ -32,7 +32,7 @@ async def rolling(rig: ResourcesRig, tenant: str, name: str) -> None:
     spec = RolloutSpec(
         subject="edge.config", to="7", policy=Policy(), actor="alice", started_at_ns=10**18, total=1
     )
-    status = RolloutStatus(phase=Phase.PAUSED, wave=1, counts={"pending": 1})
+    status = RolloutStatus(phase=RolloutPhase.PAUSED, wave=1, counts={"pending": 1})
     await rig.put(ROLLOUT, f"tenant/{tenant}", name, spec=spec, status=status)
     policy = PolicySpec(policy=Policy(), actor="alice")
     await rig.put(ROLLOUT_POLICY, f"tenant/{tenant}", "edge.config", spec=policy)
@@ -73,7 +73,7 @@ async def test_roles_at_one_tenant_reach_no_rollout_of_another(tmp_path: Path) -
             kept = rig.store.get(ROLLOUT, "tenant/other", OTHER)
             assert kept is not None
             assert kept.status is not None
-            assert kept.status.phase is Phase.PAUSED
+            assert kept.status.phase is RolloutPhase.PAUSED
 
 
 class WatchedPrometheus:

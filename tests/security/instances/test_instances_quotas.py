@@ -13,7 +13,7 @@ from support.instances.operator_rig import OTHER, TENANT, document, operator_rig
 
 from fleetplane.domains.instances.kinds import GROUP, GroupOverride
 from fleetplane.domains.instances.rules import quotas
-from fleetplane.domains.instances.rules.quotas import TenantQuota, Usage
+from fleetplane.domains.instances.rules.quotas import InstanceUsage, TenantQuota
 
 Code = grpc.StatusCode
 
@@ -82,16 +82,16 @@ async def test_a_tenant_at_its_bound_makes_no_instance_and_the_neighbour_does(tm
 @pytest.mark.parametrize(
     ("used", "limit", "refuses"),
     [
-        (Usage(standing=2, total=2), 3, False),
-        (Usage(standing=3, total=3), 3, True),
-        (Usage(standing=0, total=6), 3, True),
-        (Usage(standing=2, total=5), 3, False),
-        (Usage(standing=9, total=9), None, False),
-        (Usage(), 0, True),
+        (InstanceUsage(standing=2, total=2), 3, False),
+        (InstanceUsage(standing=3, total=3), 3, True),
+        (InstanceUsage(standing=0, total=6), 3, True),
+        (InstanceUsage(standing=2, total=5), 3, False),
+        (InstanceUsage(standing=9, total=9), None, False),
+        (InstanceUsage(), 0, True),
     ],
 )
 def test_those_that_leave_do_not_count_but_are_bounded_too(
-    used: Usage, limit: int | None, refuses: bool
+    used: InstanceUsage, limit: int | None, refuses: bool
 ) -> None:
     if not refuses:
         quotas.check_creation("acme", used, limit)

@@ -16,7 +16,7 @@ from support.instances.operator_rig import OTHER, TENANT, Operator, Rig, documen
 
 from fleetplane.domains.instances.configuration.templates.template import TemplateData
 from fleetplane.domains.instances.content.downloads import reachable
-from fleetplane.domains.instances.content.files import Secrets
+from fleetplane.domains.instances.content.files import InstanceSecrets
 from fleetplane.domains.instances.rules.stored_paths import object_path
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.errors import FailedPrecondition, NotFound
@@ -119,7 +119,7 @@ def test_a_document_cannot_give_a_tenants_group_what_is_for_others() -> None:
 async def test_a_secret_is_given_to_its_tenants_and_to_no_name_put_together(tmp_path: Path) -> None:
     master = MasterKey(bytes(32), SystemClock())
     tenants = {"umbrella-tls": ("umbrella",), "open": ("*",)}
-    secrets = Secrets(LocalObjects(tmp_path), master, lambda name: tenants.get(name, ()))
+    secrets = InstanceSecrets(LocalObjects(tmp_path), master, lambda name: tenants.get(name, ()))
     for name in ("umbrella-tls", "open", "older"):
         await secrets.put(name, name.encode())
 

@@ -20,7 +20,7 @@ from support.instances.original_agent import OriginalAgent, ProcessExit
 
 from fleetplane.domains.instances import credentials
 from fleetplane.domains.instances.credentials import ClientRole
-from fleetplane.domains.instances.providers.contract import CreateRequest, Observed, ProviderContext
+from fleetplane.domains.instances.providers.contract import CreateRequest, ObservedMachine, ProviderContext
 from fleetplane.domains.instances.providers.mock.provider import MockProvider
 from fleetplane.domains.instances.rules import workload
 from fleetplane.gen.nstance.v1 import agent_pb2, agent_pb2_grpc
@@ -36,7 +36,7 @@ HOST = {"kubelet.server": {"kind": "server", "cn": "kubelet", "dns": ["{{ .Insta
 class Mute(MockProvider):
     """A provider that does not know what its machines are called."""
 
-    def _make(self, request: CreateRequest) -> Observed:
+    def _make(self, request: CreateRequest) -> ObservedMachine:
         return msgspec.structs.replace(super()._make(request), hostname="", private_ipv4="")
 
 

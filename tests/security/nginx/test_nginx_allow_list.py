@@ -13,14 +13,14 @@ from support.proxies.nginx_rig import binary, host
 from fleetplane.domains.proxies.kinds.records import UpstreamSpec
 from fleetplane.domains.proxies.kinds.values import Algorithm, Location, RewriteRule, UpstreamServer
 from fleetplane.domains.proxies.nginx import judging
-from fleetplane.domains.proxies.nginx.blocks import Block, Directive, Node, emit, emit_in_place
+from fleetplane.domains.proxies.nginx.blocks import Directive, NginxBlock, Node, emit, emit_in_place
 from fleetplane.domains.proxies.nginx.foreign import foreign_fault
 from fleetplane.domains.proxies.nginx.paths import ANYWHERE
 from fleetplane.domains.proxies.nginx.quoting import Unrenderable, argument
 from fleetplane.domains.proxies.nginx.reading import read, read_arguments
 from fleetplane.domains.proxies.nginx.rendering import render
 from fleetplane.domains.proxies.nginx.site import Paths, Site
-from fleetplane.domains.proxies.nginx.table import Author, Context
+from fleetplane.domains.proxies.nginx.table import DirectiveContext, TextAuthor
 from fleetplane.domains.proxies.rules import directives
 from fleetplane.domains.proxies.rules import validation as rules
 from fleetplane.domains.proxies.rules.locations import location_problems
@@ -43,7 +43,7 @@ CHOSEN_BY_VISITORS = [
     "https://$http_x_target:443/",
     "http://x.$arg_t?y",
 ]
-LOCATION = {Context.LOCATION}
+LOCATION = {DirectiveContext.LOCATION}
 
 
 def site() -> Site:
@@ -164,7 +164,7 @@ def test_an_upstream_that_is_no_other_machine_is_refused(address: str) -> None:
     ],
 )
 def test_raw_directives_beyond_the_table_are_refused_on_both_sides(name: str, value: str) -> None:
-    contexts = {Context.LOCATION, Context.SERVER, *judging.SETTINGS}
+    contexts = {DirectiveContext.LOCATION, DirectiveContext.SERVER, *judging.SETTINGS}
     assert list(directives.problems({name: value}, field="raw", contexts=contexts)), "the server took it"
     assert refused_by_agent(custom_directives={name: value}), "the agent took it"
 
@@ -325,7 +325,7 @@ VALUES = st.lists(st.text(LETTERS.replace("\n", ""), max_size=8), max_size=3).ma
 TREES = st.recursive(
     st.builds(Directive, NAMES, VALUES),
     lambda inner: st.builds(
-        Block,
+        NginxBlock,
         st.just("location"),
         st.lists(st.text("/ab ~", max_size=4), max_size=2).map(tuple),
         st.lists(inner, max_size=3),
@@ -383,11 +383,11 @@ def as_written(nodes: list[Node]) -> list[Node]:
     made: list[Node] = []
     for node in nodes:
         match node:
-            case Block(name="map" | "geo" | "split_clients"):
+            case NginxBlock(name="map" | "geo" | "split_clients"):
                 rows = [Directive(f'"{row.name}"', row.arguments) for row in node.body]
-                made.append(Block(node.name, node.arguments, [*rows]))
-            case Block():
-                made.append(Block(node.name, node.arguments, as_written(node.body)))
+                made.append(NginxBlock(node.name, node.arguments, [*rows]))
+            case NginxBlock():
+                made.append(NginxBlock(node.name, node.arguments, as_written(node.body)))
             case _:
                 made.append(node)
     return made
@@ -400,11 +400,13 @@ def test_whatever_is_rendered_passes_the_same_gate() -> None:
     )
     where = site()
     for name, file in render(update, where, release="1-1").files.items():
-        context = Context.MAIN if name == "nginx.conf" else Context.HTTP
+        context = DirectiveContext.MAIN if name == "nginx.conf" else DirectiveContext.HTTP
         nodes = as_written(read(file.content.decode()))
         assert nodes
-        assert list(judging.faults(nodes, context, where.files, author=Author.AGENT)) == []
-        assert list(judging.faults(nodes, context, where.files, author=Author.WHOLE)) or name != "nginx.conf"
+        assert list(judging.faults(nodes, context, where.files, author=TextAuthor.AGENT)) == []
+        assert (
+            list(judging.faults(nodes, context, where.files, author=TextAuthor.WHOLE)) or name != "nginx.conf"
+        )
 
 
 def test_what_an_administrator_says_for_a_host_is_not_overruled_by_our_own_defaults() -> None:

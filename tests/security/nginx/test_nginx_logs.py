@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from fleetplane.domains.proxies.agent.nginx.control import LogReader
-from fleetplane.node.logs.tail import Tail
+from fleetplane.domains.proxies.agent.nginx.control import AddedLines
+from fleetplane.node.logs.tail import FileTail
 
 SECRET = b"root:x:0:0\n"
 
 
-def lines(tail: Tail) -> list[bytes]:
+def lines(tail: FileTail) -> list[bytes]:
     return [line.text for line in tail.read().lines]
 
 
@@ -27,7 +27,7 @@ def test_a_link_under_a_logs_name_is_not_read(tmp_path: Path, name: str, link: o
     link(secret, logs / name)
     other = logs / ("access.log.2" if name == "access.log" else "access.log")
     other.write_bytes(b"a request\n")
-    tail = Tail(logs / "access.log", tmp_path / "position", epoch="e")
+    tail = FileTail(logs / "access.log", tmp_path / "position", epoch="e")
     assert lines(tail) == [b"a request"]
     assert tail.refused == (name,)
     tail.retire()
@@ -39,14 +39,14 @@ def test_a_link_under_a_logs_name_is_not_read(tmp_path: Path, name: str, link: o
 
 def test_a_pipe_under_a_logs_name_does_not_hold_the_agent_up(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "access.log")
-    tail = Tail(tmp_path / "access.log", tmp_path / "position", epoch="e")
+    tail = FileTail(tmp_path / "access.log", tmp_path / "position", epoch="e")
     assert lines(tail) == []
     assert tail.refused == ("access.log",)
 
 
 def test_what_nginx_says_is_not_read_through_a_link_either(tmp_path: Path) -> None:
     log, secret = tmp_path / "error.log", tmp_path / "secret"
-    reader = LogReader(log)
+    reader = AddedLines(log)
     secret.write_bytes(SECRET)
     os.link(secret, log)
     assert reader.lines() == []

@@ -13,7 +13,7 @@ from support.proxies.nginx_rig import Rig, host, state_folder, web_folder
 from support.shared.free_ports import free_port
 
 from fleetplane.domains.proxies.agent.nginx import releases
-from fleetplane.domains.proxies.agent.nginx.change_journal import State
+from fleetplane.domains.proxies.agent.nginx.change_journal import VersionState
 from fleetplane.domains.proxies.nginx import checks
 from fleetplane.domains.proxies.nginx import hosts as rendering
 from fleetplane.domains.proxies.nginx.paths import PathPolicy
@@ -46,7 +46,7 @@ async def serving(rig: Rig, *hosts: pb.VirtualHost, **update: Any) -> AsyncItera
     applier = rig.applier()
     await applier.open()
     outcome = await applier.apply(pb.ConfigUpdate(version=1, virtual_hosts=hosts, **update), rig.report)
-    assert outcome.state is State.SUCCESS, outcome.error
+    assert outcome.state is VersionState.SUCCESS, outcome.error
     yield
 
 
@@ -153,7 +153,7 @@ async def test_a_root_that_is_a_link_to_elsewhere_is_refused(rig: Rig) -> None:
         version=1, virtual_hosts=[host(free_port(), pb.Location(path="/", root=str(web / "elsewhere")))]
     )
     outcome = await applier.apply(update, rig.report)
-    assert outcome.state is State.FAILED
+    assert outcome.state is VersionState.FAILED
     assert "/etc" in outcome.error
 
 

@@ -21,7 +21,7 @@ from support.shared.free_ports import free_port
 from support.shared.throwaway_ca import ThrowawayCa
 
 from fleetplane.domains.proxies.agent.nginx.processes import find_master, workers
-from fleetplane.domains.proxies.agent.nginx.releases import Releases
+from fleetplane.domains.proxies.agent.nginx.releases import StagedVersions
 from fleetplane.domains.proxies.agent.nginx.workers import work_folder, worker_user
 from fleetplane.domains.proxies.nginx.site import Paths, Site
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
@@ -202,7 +202,7 @@ def _uid_of(path: Path) -> int:
 
 def test_an_ordinary_agent_keeps_its_folders_to_itself(tmp_path: Path) -> None:
     paths = Paths(state=tmp_path / "s")
-    Releases(paths).prepare()
+    StagedVersions(paths).prepare()
     for folder in (paths.state, paths.releases, paths.logs, paths.temporary, paths.run):
         assert folder.stat().st_mode & 0o777 == 0o700
 
@@ -252,7 +252,7 @@ def test_a_folder_that_somebody_else_made_first_is_not_used(tmp_path: Path, name
     planted.mkdir(parents=True)
     os.chown(planted, pwd.getpwnam(WORKER).pw_uid, -1)
     with pytest.raises(SettingsError, match="belongs to somebody else"):
-        Releases(Paths(state=tmp_path / "s", work=tmp_path / "s-work")).prepare()
+        StagedVersions(Paths(state=tmp_path / "s", work=tmp_path / "s-work")).prepare()
 
 
 @needs_root
@@ -260,4 +260,4 @@ def test_a_link_in_the_place_of_a_folder_is_not_followed(tmp_path: Path) -> None
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "s-work").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(SettingsError, match="is a link"):
-        Releases(Paths(state=tmp_path / "s", work=tmp_path / "s-work")).prepare()
+        StagedVersions(Paths(state=tmp_path / "s", work=tmp_path / "s-work")).prepare()

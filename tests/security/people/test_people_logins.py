@@ -18,8 +18,8 @@ from fleetplane.domains.boards.users import People, PersonSpec
 from fleetplane.fleet.people.attempts.throttle import (
     FAILURES_EVERYWHERE,
     KNOWN_PER_MINUTE,
-    Attempt,
     Guesses,
+    LoginAttempt,
     ThrottleLimits,
 )
 from fleetplane.kernel.clock import SystemClock
@@ -118,8 +118,8 @@ async def test_a_flood_of_wrong_logins_is_refused_before_it_is_hashed_and_the_ow
         assert new.status_code == 200, "what was refused before it was hashed was no guess at the account"
 
 
-def attempt(address: str, *, account: str = "user/1", known: bool = False) -> Attempt:
-    return Attempt(account=account, network=network_of(address), known=known)
+def attempt(address: str, *, account: str = "user/1", known: bool = False) -> LoginAttempt:
+    return LoginAttempt(account=account, network=network_of(address), known=known)
 
 
 def test_many_strangers_at_once_are_slowed_and_known_addresses_are_not() -> None:

@@ -14,10 +14,10 @@ from fleetplane.domains.proxies.kinds.records import KINDS as PROXY_KINDS
 from fleetplane.domains.proxies.kinds.records import OrganizationSpec, WorkspaceSpec
 from fleetplane.domains.proxies.serving.private_keys import Vault
 from fleetplane.domains.proxies.serving.workspaces import Workspaces
-from fleetplane.domains.proxies.tenancy.organizations import Places
+from fleetplane.domains.proxies.tenancy.organizations import TenancyPlaces
 from fleetplane.kernel.access import Role
 from fleetplane.kernel.errors import Unauthenticated
-from fleetplane.kernel.identity import MasterKey, Tokens
+from fleetplane.kernel.identity import MasterKey, OneTimeTokens
 from fleetplane.kernel.identity.bindings import Bindings
 from fleetplane.kernel.kinds import KERNEL_KINDS
 from fleetplane.kernel.store import Store, StoreSettings
@@ -31,8 +31,11 @@ async def test_who_is_called_as_another_for_a_while_ends_nothing_of_theirs(tmp_p
     kinds = (*KERNEL_KINDS, *PROXY_KINDS, *BOARD_KINDS)
     async with Store.open(StoreSettings(path=tmp_path / "s.db"), kinds=kinds, clock=clock) as store:
         master = MasterKey(bytes(32), clock)
-        tokens, bindings = Tokens(store, master, clock), Bindings(store)
-        places, clusters = Places(store, clock, Workspaces(store, Vault(store, master))), Clusters(store)
+        tokens, bindings = OneTimeTokens(store, master, clock), Bindings(store)
+        places, clusters = (
+            TenancyPlaces(store, clock, Workspaces(store, Vault(store, master))),
+            Clusters(store),
+        )
         own = await places.create_organization(OrganizationSpec(name="O", slug="own"), owner="", actor=ACTOR)
         shop = await places.create_workspace(own.name, WorkspaceSpec(name="W", slug="w"), actor=ACTOR)
         cluster = await clusters.create(ClusterSpec(name="mine"), actor=ACTOR)

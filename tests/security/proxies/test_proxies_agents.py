@@ -21,7 +21,7 @@ from support.proxies.proxy_api import rest_api
 
 from fleetplane.domains.proxies.agent import enrolment
 from fleetplane.domains.proxies.agent.credential import Credential, CredentialFile
-from fleetplane.domains.proxies.agent.enrolment import Enroller, is_due
+from fleetplane.domains.proxies.agent.enrolment import ProxyEnroller, is_due
 from fleetplane.domains.proxies.agent.server_address import ServerAddress
 from fleetplane.domains.proxies.agents import machines
 from fleetplane.domains.proxies.agents.controller import AgentPolicy
@@ -429,7 +429,7 @@ async def test_an_agent_that_cannot_look_at_its_certificate_now_tries_again(
         raise CallFailed("no memory")
 
     monkeypatch.setattr(enrolment, "call_elsewhere", failing)
-    enroller = Enroller(
+    enroller = ProxyEnroller(
         file=CredentialFile(tmp_path / "credential"),
         connect=lambda: pytest.fail("nobody is to be asked"),
         hostname="web-01",
@@ -451,7 +451,7 @@ async def test_our_agent_exchanges_its_token_once_keeps_no_token_and_renews_by_i
     ca = tmp_path / "server-ca.pem"
     ca.write_bytes(rig.root)
     file = CredentialFile(tmp_path / "credential")
-    enroller = Enroller(
+    enroller = ProxyEnroller(
         file=file,
         connect=ServerAddress(address=rig.address, authority=ca).channel,
         hostname="web-01",

@@ -15,7 +15,7 @@ from support.proxies.proxy_api import rest_api
 from fleetplane.domains.proxies.kinds.records import VirtualHostSpec
 from fleetplane.domains.proxies.rules import conflicts as clashes
 from fleetplane.domains.proxies.rules import validation as rules
-from fleetplane.domains.proxies.rules.conflicts import Neighbours, Surroundings
+from fleetplane.domains.proxies.rules.conflicts import HostNeighbours, WorkspaceSurroundings
 
 STALL_SECONDS = 1.0
 """The attack took 12 s; a machine that does many other things at once takes a fraction of one now."""
@@ -99,7 +99,7 @@ def test_the_index_finds_what_comparing_all_pairs_finds() -> None:
             for tls in (False, True)
         )
     }
-    index = Neighbours(hosts)
+    index = HostNeighbours(hosts)
     for identity, host in hosts.items():
         all_others = {name: other for name, other in hosts.items() if name != identity}
         found = [
@@ -109,5 +109,5 @@ def test_the_index_finds_what_comparing_all_pairs_finds() -> None:
         assert found[0] == found[1]
 
 
-def around(hosts: dict[str, VirtualHostSpec]) -> Surroundings:
-    return Surroundings(virtual_hosts=hosts, upstreams=(), certificates=(), agents={})
+def around(hosts: dict[str, VirtualHostSpec]) -> WorkspaceSurroundings:
+    return WorkspaceSurroundings(virtual_hosts=hosts, upstreams=(), certificates=(), agents={})

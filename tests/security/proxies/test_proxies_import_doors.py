@@ -9,7 +9,7 @@ import pytest
 
 from fleetplane.domains.proxies.importing.conversion import convert
 from fleetplane.domains.proxies.importing.reading import read
-from fleetplane.domains.proxies.importing.report import Imported, Outcome
+from fleetplane.domains.proxies.importing.report import Imported, StatementOutcome
 
 PASSED_ON = "proxy_pass http://127.0.0.1:9000;"
 CLOSED = {"status": 503}
@@ -96,7 +96,7 @@ def test_what_guards_nobody_closes_nothing(tmp_path: Path, harmless: str) -> Non
 def test_what_listens_to_a_few_is_not_served_to_everybody(tmp_path: Path, listen: str) -> None:
     made = imported(tmp_path, server(location(""), listen=listen))
     assert made.hosts == []
-    assert [line.text for line in made.report if line.outcome is Outcome.REFUSED] == [
+    assert [line.text for line in made.report if line.outcome is StatementOutcome.REFUSED] == [
         f"listen {listen}",
         "server",
     ]

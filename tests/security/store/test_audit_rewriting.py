@@ -21,7 +21,7 @@ from fleetplane.audit_keeper import CHECKPOINTS, AuditKeeper, anchors
 from fleetplane.kernel.audit import chain as audit
 from fleetplane.kernel.audit import checkpoints as audit_checkpoints
 from fleetplane.kernel.audit.anchors import FileAnchor
-from fleetplane.kernel.audit.chain import Verdict
+from fleetplane.kernel.audit.chain import ChainVerdict
 from fleetplane.kernel.audit.checkpoints import Checkpoint, CheckpointSigner
 from fleetplane.kernel.audit.files import Means, verify_file
 from fleetplane.kernel.clock import Clock, SystemClock
@@ -61,7 +61,7 @@ def kept(path: Path) -> list[Checkpoint]:
     return list(audit_checkpoints.read_all(path.read_bytes().splitlines(), SIGNER.public))
 
 
-async def checked(path: Path, **means: object) -> Verdict:
+async def checked(path: Path, **means: object) -> ChainVerdict:
     wanted = {"key": KEY, "public": SIGNER.public, "archives": path.parent / "audit", **means}
     return await verify_file(path, means=Means(**wanted))  # type: ignore[arg-type]
 
@@ -82,13 +82,13 @@ def rewrite(path: Path, key: bytes, *, actor: str = "mallory", cut: int | None =
         rows = database.execute("SELECT seq, entry FROM audit ORDER BY seq").fetchall()
         previous = audit.GENESIS
         for seq, entry in rows[:cut]:
-            found = msgspec.structs.replace(msgspec.json.decode(entry, type=audit.Entry), actor=actor)
+            found = msgspec.structs.replace(msgspec.json.decode(entry, type=audit.ChainEntry), actor=actor)
             row = audit.append(previous, found, key)
             previous = row.hash
             database.execute("UPDATE audit SET hash = ?, entry = ? WHERE seq = ?", (row.hash, row.entry, seq))
         if cut is not None:
             database.execute("DELETE FROM audit WHERE seq > ?", (cut,))
-            revision = msgspec.json.decode(rows[cut - 1][1], type=audit.Entry).revision
+            revision = msgspec.json.decode(rows[cut - 1][1], type=audit.ChainEntry).revision
             database.execute(f"UPDATE groups SET revision = ?, audit_seq = ? {LAST}", (revision, cut))
         database.execute(f"UPDATE groups SET audit_hash = ? {LAST}", (previous,))
 
@@ -187,8 +187,10 @@ async def test_a_chain_that_began_without_a_key_comes_under_it(tmp_path: Path) -
         await store.put_secret("password", b"sealed")
     with closing(sqlite3.connect(path)) as database, database:  # as the former version wrote it
         (entry,) = database.execute("SELECT entry FROM audit WHERE seq = 2").fetchone()
-        old = msgspec.json.decode(entry, type=audit.Entry)
-        bare = msgspec.structs.replace(old, changes=(audit.Change("secret.put", "", "", "password", ""),))
+        old = msgspec.json.decode(entry, type=audit.ChainEntry)
+        bare = msgspec.structs.replace(
+            old, changes=(audit.AuditedChange("secret.put", "", "", "password", ""),)
+        )
         (first,) = database.execute("SELECT hash FROM audit WHERE seq = 1").fetchone()
         row = audit.append(first, bare)
         database.execute("UPDATE audit SET hash = ?, entry = ? WHERE seq = 2", (row.hash, row.entry))

@@ -36,7 +36,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def backup(data: Path, target: Path, **contents: bool) -> Path:
-    backups.make(place(data), target, backups.Contents(**contents))
+    backups.make(place(data), target, backups.BackupContents(**contents))
     return target
 
 
@@ -67,14 +67,14 @@ def test_a_file_or_link_that_a_neighbour_made_first_gets_nothing_of_a_backup(
     target, waiting, mine = shared / "backup.tar", shared / ".backup.tar.new", tmp_path / "mine"
     waiting.touch(mode=0o666)
     mine.hardlink_to(waiting)
-    backups.make(place(data), target, backups.Contents(key=True))
+    backups.make(place(data), target, backups.BackupContents(key=True))
     assert mine.read_bytes() == b""
     assert target.stat().st_mode & 0o777 == 0o600
     assert sorted(path.name for path in shared.iterdir()) == [".backup.tar.new", "backup.tar"]
     target.unlink()
     target.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(AlreadyExists):
-        backups.make(place(data), target, backups.Contents(key=True))
+        backups.make(place(data), target, backups.BackupContents(key=True))
     assert not (tmp_path / "elsewhere").exists()
 
 
@@ -89,7 +89,7 @@ def test_a_file_that_comes_while_a_backup_is_made_is_not_replaced(
 
     monkeypatch.setattr(backups, "_read_back", slowly)
     with pytest.raises(AlreadyExists):
-        backups.make(place(data), target, backups.Contents())
+        backups.make(place(data), target, backups.BackupContents())
     assert target.read_text() == "somebody's"
     assert [path.name for path in tmp_path.iterdir()] == ["backup.tar"]
 

@@ -67,7 +67,7 @@ def test_an_object_that_was_exchanged_is_found_like_a_resource(tmp_path: Path) -
         migrate(moving)
     # A backup has it as it was; one that is not authenticated is refused for it, another tells.
     packed = tmp_path / "backup.tar"
-    backups.make(where, packed, backups.Contents(key=True))
+    backups.make(where, packed, backups.BackupContents(key=True))
     back = place(tmp_path / "back")
     done = backups.restore(packed, back, replace=False, actor="owner/t")
     assert [one for one in done.verdict.notes if f"object {BOOT}" in one]

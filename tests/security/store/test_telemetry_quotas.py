@@ -10,8 +10,8 @@ import structlog.testing
 from prometheus_client import CollectorRegistry, generate_latest
 from support.shared.telemetry_place import TelemetryPlace
 
-from fleetplane.kernel.telemetry import Line, LineQuery, Point, Telemetry
-from fleetplane.kernel.telemetry.fair_queue import FLOOR_ROWS, FairQueue
+from fleetplane.kernel.telemetry import LineQuery, LogRecord, Point, Telemetry
+from fleetplane.kernel.telemetry.fair_queue import FLOOR_ROWS, FairLineQueue
 from fleetplane.kernel.telemetry.metrics import TelemetryCollector
 from fleetplane.kernel.telemetry.sqlite import database
 from fleetplane.sim.clock import VirtualClock
@@ -24,9 +24,9 @@ def point(series: str, source: str, *, scope: str = "boards", at: int = 0, value
     return Point(scope=scope, series=series, source=source, at_ns=NOW + at * SECOND, value=value)
 
 
-def line(number: int, source: str, *, scope: str, size: int = 400) -> Line:
+def line(number: int, source: str, *, scope: str, size: int = 400) -> LogRecord:
     body = (b"%d " % number).ljust(size, b"x")
-    return Line(
+    return LogRecord(
         scope=scope, stream="access", source=source, at_ns=NOW + number, identity=str(number), body=body
     )
 
@@ -85,7 +85,7 @@ async def test_one_tenant_leaves_room_for_others(telemetry_place: TelemetryPlace
 
 
 def test_a_full_queue_still_takes_from_those_who_have_nothing_waiting() -> None:
-    queue = FairQueue(rows_limit=10_000, bytes_limit=10_000_000)
+    queue = FairLineQueue(rows_limit=10_000, bytes_limit=10_000_000)
     sent = 0
     while queue.put([point(f"s/{sent + n}", "noisy", scope="org/loud") for n in range(500)]):
         sent += 500
@@ -159,7 +159,7 @@ class Bulky:
     stream = "access"
     kinds = ("access",)
 
-    def digest(self, lines: Sequence[Line]) -> Mapping[tuple[str, str], bytes]:
+    def digest(self, lines: Sequence[LogRecord]) -> Mapping[tuple[str, str], bytes]:
         return {("access", one.subject): bytes(1000) for one in lines}
 
     def merged(self, bodies: Sequence[bytes]) -> bytes:
@@ -169,7 +169,7 @@ class Bulky:
 async def test_summaries_that_one_tenant_makes_up_cost_no_other_their_lines(
     telemetry_place: TelemetryPlace,
 ) -> None:
-    def about(scope: str, number: int, minute: int = 0) -> Line:
+    def about(scope: str, number: int, minute: int = 0) -> LogRecord:
         said = {"identity": f"{minute}-{number}", "subject": f"host-{number}", "body": b"1"}
         at_ns = NOW - minute * 60 * SECOND
         return msgspec.structs.replace(line(number, "a", scope=scope), at_ns=at_ns, **said)

@@ -10,13 +10,13 @@ from support.boards.board_node_rig import NodeRig
 from support.boards.boards_rig import BoardsRig, until
 
 from fleetplane.domains.boards.access import OPERATOR
-from fleetplane.domains.boards.calls.channels import Asked
+from fleetplane.domains.boards.calls.channels import CallOrigin
 from fleetplane.domains.boards.inventory.boards import status_of as board_status
 from fleetplane.gen.pi_controller import pi_controller_pb2 as pi
 
 CODE = grpc.StatusCode
 PIN = 17
-BOSS = Asked(actor="operator/boss", role=OPERATOR)
+BOSS = CallOrigin(actor="operator/boss", role=OPERATOR)
 
 
 class Operator:

@@ -15,12 +15,12 @@ from support.boards.boards_rig import DEADLINE_SECONDS, BoardKey, BoardsRig, unt
 
 from fleetplane.domains.boards.agent import config as node_config
 from fleetplane.domains.boards.agent.assembly import BoardAgentParts, introduced_now, run_node
-from fleetplane.domains.boards.agent.config import NodeConfig
+from fleetplane.domains.boards.agent.config import BoardAgentConfig
 from fleetplane.domains.boards.agent.gpio.hardware_thread import HardwareThread
 from fleetplane.domains.boards.agent.gpio.simulated import SimulatedBoard
 from fleetplane.domains.boards.agent.grpc.listeners import Ports
 from fleetplane.domains.boards.agent.logs.ring import LogRing
-from fleetplane.domains.boards.agent.membership import IdentityFolder, Membership
+from fleetplane.domains.boards.agent.membership import BoardIdentityFolder, Membership
 from fleetplane.domains.boards.agent.registration import Joiner
 from fleetplane.domains.boards.joining import credentials
 from fleetplane.gen.boards import boards_pb2_grpc
@@ -38,7 +38,7 @@ assert "call_seconds" in _defaults
 _defaults["call_seconds"] = DEADLINE_SECONDS
 
 
-def configured(**sections: Mapping[str, Any]) -> NodeConfig:
+def configured(**sections: Mapping[str, Any]) -> BoardAgentConfig:
     """Loopback and free ports, and simulated pins, unless said otherwise."""
     document: dict[str, Any] = {"listen": LOCAL, "gpio": {"driver": "simulated"}, "node": {"name": "pi-1"}}
     for name, section in sections.items():
@@ -56,7 +56,7 @@ class NodeRig:
     stack: contextlib.AsyncExitStack = field(repr=False)
 
     @property
-    def folder(self) -> IdentityFolder:
+    def folder(self) -> BoardIdentityFolder:
         return self.parts.folder
 
     def address(self, listener: Listener | None) -> str:
@@ -113,9 +113,11 @@ class NodeRig:
         return [json.loads(line) for line in self.folder.audit.read_text().splitlines()]
 
 
-def make_parts(folder: Path, config: NodeConfig, copper: SimulatedBoard, **more: Any) -> BoardAgentParts:
+def make_parts(
+    folder: Path, config: BoardAgentConfig, copper: SimulatedBoard, **more: Any
+) -> BoardAgentParts:
     clock = more.pop("clock", None) or SystemClock()
-    identity = IdentityFolder(folder)
+    identity = BoardIdentityFolder(folder)
     identity.make()
     return BoardAgentParts(
         folder=identity,
@@ -140,7 +142,7 @@ async def node_rig(
     folder: Path,
     server: BoardsRig | None,
     *,
-    config: NodeConfig | None = None,
+    config: BoardAgentConfig | None = None,
     copper: SimulatedBoard | None = None,
     parts: BoardAgentParts | None = None,
     opened: list[Ports] | None = None,

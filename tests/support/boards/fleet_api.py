@@ -15,10 +15,10 @@ from support.proxies.proxy_api import ADMIN_EMAIL, ADMIN_PASSWORD, Floor, Person
 from fleetplane.domains.proxies.agents.ports import NobodyThere
 from fleetplane.domains.proxies.kinds.records import MEMBERSHIP, MembershipSpec
 from fleetplane.domains.proxies.kinds.values import OrganizationRole
-from fleetplane.domains.proxies.rest.assembly import RestOptions, RestSide
+from fleetplane.domains.proxies.rest.assembly import ProxyRest, RestOptions
 from fleetplane.domains.proxies.serving.private_keys import Vault
 from fleetplane.domains.proxies.serving.workspaces import Workspaces
-from fleetplane.fleet.people.door import Door
+from fleetplane.fleet.people.door import Authenticators
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.identity import MasterKey
 from fleetplane.kernel.identity.operators import Operators
@@ -27,14 +27,14 @@ from fleetplane.web.ops import OpsApp
 
 
 @asynccontextmanager
-async def fleet_api(folder: Path, **options: Any) -> AsyncIterator[tuple[Rig, Person, RestSide]]:
+async def fleet_api(folder: Path, **options: Any) -> AsyncIterator[tuple[Rig, Person, ProxyRest]]:
     """The agents' rig, and an administrator who may do everything."""
     async with agents_rig(folder, **options) as rig:
         clock = SystemClock()
         master = MasterKey(b"k" * 32, clock)
         vault = Vault(rig.store, master)
-        door = Door(await Operators.load(rig.store, master, clock), Revocations(rig.store, clock))
-        rest = await RestSide.create(
+        door = Authenticators(await Operators.load(rig.store, master, clock), Revocations(rig.store, clock))
+        rest = await ProxyRest.create(
             Floor(store=rig.store, clock=clock, master=master, door=door),
             RestOptions(version="0", admin_email=ADMIN_EMAIL, admin_password=ADMIN_PASSWORD),
             workspaces=Workspaces(rig.store, vault),

@@ -17,7 +17,7 @@ from gpiod.line import Bias, Value
 from gpiod.line import Direction as KernelDirection
 from gpiod.line_settings import _line_settings_to_ext
 
-from fleetplane.domains.boards.agent.gpio.chip import Chip, Direction, Pull
+from fleetplane.domains.boards.agent.gpio.chip import Chip, LineDirection, LinePull
 from fleetplane.domains.boards.agent.gpio.gpiod_chip import Config, KernelRequest, open_header_chip
 from fleetplane.domains.boards.agent.gpio.simulated import SimulatedBoard, Wire
 
@@ -135,7 +135,7 @@ class RequestDouble:
 
     def set_value(self, line: int | str, value: Value) -> None:
         self._chip.must_work()
-        if self._wire.direction is not Direction.OUTPUT:
+        if self._wire.direction is not LineDirection.OUTPUT:
             raise os_error(errno.EPERM)
         self._wire.driven = value.value
         self._wire.settle()
@@ -150,7 +150,7 @@ class RequestDouble:
 
     def release(self) -> None:
         self._wire.consumer = None
-        self._wire.direction = Direction.INPUT
+        self._wire.direction = LineDirection.INPUT
         self._wire.settle()
 
 
@@ -166,10 +166,10 @@ def apply(wire: Wire, settings: gpiod.LineSettings) -> None:
         return
     if settings.direction is KernelDirection.OUTPUT:
         wire.driven = settings.output_value.value
-        wire.direction = Direction.OUTPUT
+        wire.direction = LineDirection.OUTPUT
     else:
-        wire.direction = Direction.INPUT
-    wire.pull = {Bias.PULL_UP: Pull.UP, Bias.PULL_DOWN: Pull.DOWN}.get(settings.bias, Pull.NONE)
+        wire.direction = LineDirection.INPUT
+    wire.pull = {Bias.PULL_UP: LinePull.UP, Bias.PULL_DOWN: LinePull.DOWN}.get(settings.bias, LinePull.NONE)
     wire.settle()
 
 

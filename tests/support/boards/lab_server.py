@@ -9,7 +9,7 @@ import runpy
 import sys
 from pathlib import Path
 
-from fleetplane.domains.boards.provisioning.preflight import Places
+from fleetplane.domains.boards.provisioning.preflight import BoardPaths
 
 
 def main() -> None:
@@ -24,7 +24,7 @@ def main() -> None:
         "programs": str(folder / "bin"),
         "mark": str(folder / "mark"),
     }
-    defaults = Places.__init__.__kwdefaults__
+    defaults = BoardPaths.__init__.__kwdefaults__
     assert defaults is not None
     assert set(own) == set(defaults)
     defaults.update(own)

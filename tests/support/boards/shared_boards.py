@@ -13,28 +13,28 @@ from support.shared.virtual_servers import VirtualServer, VirtualServers, until,
 
 from fleetplane.domains.boards import fences
 from fleetplane.domains.boards.access import OPERATOR
-from fleetplane.domains.boards.agent.gpio.chip import Direction as AgentDirection
+from fleetplane.domains.boards.agent.gpio.chip import LineDirection as AgentDirection
 from fleetplane.domains.boards.agent.pins import rules as agent_rules
 from fleetplane.domains.boards.agent.pins.rules import PinCaller
 from fleetplane.domains.boards.agent.wire import pins as agent_wire
-from fleetplane.domains.boards.calls.channels import CALL_SECONDS, FENCE_FIELD, Asked
+from fleetplane.domains.boards.calls.channels import CALL_SECONDS, FENCE_FIELD, CallOrigin
 from fleetplane.domains.boards.calls.errors import BoardSilent, BoardUnreachable
 from fleetplane.domains.boards.fences import Fence
 from fleetplane.domains.boards.inventory.boards import Boards, Came
 from fleetplane.domains.boards.kinds import KINDS, number_of
-from fleetplane.domains.boards.pins.client import NodePins
+from fleetplane.domains.boards.pins.client import PinsOfNode
 from fleetplane.domains.boards.pins.controller import GpioController
 from fleetplane.domains.boards.pins.devices import Devices
-from fleetplane.domains.boards.pins.driver import Driver
+from fleetplane.domains.boards.pins.driver import PinDriver
 from fleetplane.domains.boards.pins.kinds import GPIO_DEVICE, Device, Direction, GpioSpec
 from fleetplane.domains.boards.pins.turns import PIN_TURN, PinTurns
-from fleetplane.domains.boards.rules import Facts
+from fleetplane.domains.boards.rules import BoardFacts
 from fleetplane.gen.boards import boards_pb2 as pb
 from fleetplane.gen.pi_agent import pi_agent_pb2 as pi_agent
 from fleetplane.kernel.kinds import KERNEL_KINDS
 
 PIN = 17
-BOSS = Asked(actor="boss", role=OPERATOR)
+BOSS = CallOrigin(actor="boss", role=OPERATOR)
 
 
 @dataclass
@@ -63,7 +63,7 @@ class Wire:
         if order.operation in agent_rules.CHANGING:
             self.newest = fence or self.newest
             drives = (
-                order.operation is agent_rules.Operation.WRITE or order.direction is AgentDirection.OUTPUT
+                order.operation is agent_rules.PinOperation.WRITE or order.direction is AgentDirection.OUTPUT
             )
             self.level = order.level if drives else None
             self.done.append((actor, self.level))
@@ -104,7 +104,7 @@ class Lines:
         request: Any,
         _answer: Any,
         *,
-        asked: Asked,
+        asked: CallOrigin,
         seconds: float = CALL_SECONDS,
         more: list[tuple[str, str]] | None = None,
     ) -> Any:
@@ -139,18 +139,18 @@ class Half:
     server: VirtualServer
     boards: Boards
     devices: Devices
-    driver: Driver
+    driver: PinDriver
     controller: GpioController
     lines: Lines
 
     async def write(self, device: int, level: int, who: str = "boss") -> None:
         with self.server.store.writing_here():
-            asked = Asked(actor=who, role=OPERATOR)
+            asked = CallOrigin(actor=who, role=OPERATOR)
             await self.driver.write(device, level, holder=who, asked=asked)
 
     async def reserve(self, device: int, who: str) -> None:
         with self.server.store.writing_here():
-            await self.driver.reserve(device, who, seconds=None, asked=Asked(actor=who, role=OPERATOR))
+            await self.driver.reserve(device, who, seconds=None, asked=CallOrigin(actor=who, role=OPERATOR))
 
     def device(self, number: int) -> Device:
         return self.devices.require(number)
@@ -171,8 +171,8 @@ class PinsRig:
         store, clock = server.store, server.store.clock
         boards, devices = Boards(store), Devices(store, clock)
         lines: Any = Lines(self.wire, self._chance, server)
-        pins = NodePins(lines, boards, clock)
-        driver = Driver(devices, pins, PinTurns(store, clock), clock)
+        pins = PinsOfNode(lines, boards, clock)
+        driver = PinDriver(devices, pins, PinTurns(store, clock), clock)
         controller = GpioController(
             store=store,
             clock=clock,
@@ -202,7 +202,7 @@ class PinsRig:
             await until(lambda name=name: name in self.halves)  # type: ignore[misc]
         first = self.halves[names[0]]
         came = Came(address="192.0.2.1", port=9091)
-        board = number_of(await first.boards.create(Facts(name="attic"), actor="test", came=came))
+        board = number_of(await first.boards.create(BoardFacts(name="attic"), actor="test", came=came))
         spec = GpioSpec(name="lamp", board=board, pin=PIN, direction=Direction.OUTPUT)
         self.number = int((await first.devices.create(spec, actor="test")).name)
         await self.settled()

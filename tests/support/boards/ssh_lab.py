@@ -22,7 +22,7 @@ from support.shared.free_ports import free_port
 
 from fleetplane.domains.boards.provisioning.credentials import SshCredential
 from fleetplane.domains.boards.provisioning.policy import PATHS, Installer, ProvisioningPolicy
-from fleetplane.domains.boards.provisioning.preflight import Places
+from fleetplane.domains.boards.provisioning.preflight import BoardPaths
 
 SSHD = "/usr/sbin/sshd"
 TOKEN = "K10abc::server:very-secret"
@@ -66,7 +66,7 @@ class SshLab:
         self.port = port
         self._key = key
         self._host_key = host_key
-        self.places = Places(
+        self.places = BoardPaths(
             cgroup_controllers=str(folder / "controllers"),
             cgroups=str(folder / "no-cgroups"),
             cmdlines=(str(folder / "cmdline.txt"),),

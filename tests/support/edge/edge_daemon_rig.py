@@ -16,7 +16,7 @@ from support.edge.edge_server_double import EdgeServerDouble
 from fleetplane.domains.edge.agent.assembly import Assembled, DaemonParts, Reach, assemble
 from fleetplane.domains.edge.agent.config import document as config
 from fleetplane.domains.edge.agent.daemon import Pace
-from fleetplane.domains.edge.agent.identity.enrolment import Enroller, Request
+from fleetplane.domains.edge.agent.identity.enrolment import Enroller, EnrolmentRequest
 from fleetplane.domains.edge.agent.identity.state_folder import StateFolder
 from fleetplane.domains.edge.agent.tools import registry
 from fleetplane.domains.edge.agent.tools.contract import Tool
@@ -28,7 +28,7 @@ PACE = Pace(steady_seconds=5.0, renewal_look_seconds=0.05, renewal_pause_seconds
 async def enrolled(folder: Path, server: EdgeServerDouble, **options: Any) -> StateFolder:
     state = StateFolder(folder)
     enroller = Enroller(folder=state, connect=Reach(authority=server.authority).channel, clock=SystemClock())
-    await enroller.enrol(Request(token=server.enrollment_token(), **options))
+    await enroller.enrol(EnrolmentRequest(token=server.enrollment_token(), **options))
     return state
 
 

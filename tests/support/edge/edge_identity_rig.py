@@ -21,7 +21,7 @@ from fleetplane.domains.edge.identity.assembly import IdentitySide
 from fleetplane.domains.edge.identity.policy import IdentityPolicy
 from fleetplane.domains.edge.nodes.config_layers import CONFIG_LAYER, ConfigLayers
 from fleetplane.domains.edge.wire import envelope
-from fleetplane.fleet.people.door import Door
+from fleetplane.fleet.people.door import Authenticators
 from fleetplane.fleet.rollouts.records import KINDS as ROLLOUT_KINDS
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2_grpc
@@ -307,7 +307,7 @@ async def serving(
             master,
             clock,
             revocations=revocations,
-            door=Door(operators, revocations),
+            door=Authenticators(operators, revocations),
             layers=layers,
             policy=policy,
             issuer=ISSUER,

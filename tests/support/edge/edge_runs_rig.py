@@ -12,7 +12,7 @@ from support.shared.commandkit import FakeCourier
 
 from fleetplane.domains.blueprint import prepare_both, run_both
 from fleetplane.domains.edge.kinds import EDGE_NODE, EdgeNode, NodeSpec, tenant_scope
-from fleetplane.domains.edge.nodes.groups import EDGE_GROUP, Groups
+from fleetplane.domains.edge.nodes.groups import EDGE_GROUP, EdgeGroups
 from fleetplane.domains.edge.runs import target_spellings as targets
 from fleetplane.domains.edge.runs.channel import (
     EDGE_RUN,
@@ -28,7 +28,7 @@ from fleetplane.fleet.runs.policy import RunPolicy
 from fleetplane.fleet.runs.records import RunState, Summary
 from fleetplane.fleet.runs.runs import Runs
 from fleetplane.kernel.clock import SystemClock
-from fleetplane.kernel.commands import COMMAND, COMMAND_TARGET, Commands, State
+from fleetplane.kernel.commands import COMMAND, COMMAND_TARGET, Commands, CommandState
 from fleetplane.kernel.errors import NotFound
 from fleetplane.kernel.store import Draft, Store, StoreSettings
 
@@ -42,7 +42,7 @@ class Rig:
         self.store, self.courier = store, courier
         clock = SystemClock()
         self.ledger = Commands(store, clock, channel=CHANNEL, courier=courier)
-        self.groups = Groups(store, clock)
+        self.groups = EdgeGroups(store, clock)
         nodes = NodesOf(
             list=lambda tenant: store.list(EDGE_NODE, tenant_scope(tenant)),
             get=self.get,
@@ -107,7 +107,9 @@ class Rig:
         await self.until(lambda: len(self.sent) >= number)
         return self.sent
 
-    async def end(self, run: EdgeRun, node: str, outcome: State = State.OK, **result: object) -> None:
+    async def end(
+        self, run: EdgeRun, node: str, outcome: CommandState = CommandState.OK, **result: object
+    ) -> None:
         kept = encode_outcome(ToolOutcome(**result))  # type: ignore[arg-type]
         assert await self.ledger.ended(node, run.name, outcome, result=kept)
 

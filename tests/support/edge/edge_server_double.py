@@ -118,7 +118,7 @@ class EdgeServerDouble:
         self.beats: list[tolerant_pb2.Heartbeat] = []
         self.updates: list[pb.EdgeCapabilities] = []
         self.results: list[tuple[str, wire.ToolResult]] = []
-        self.chunks: list[tuple[str, wire.Progress]] = []
+        self.chunks: list[tuple[str, wire.CommandProgress]] = []
         self.complaints: list[str] = []
         """Events that a server would not have believed."""
         self.half_closed = 0

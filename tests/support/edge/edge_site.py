@@ -24,7 +24,7 @@ from support.shared.server_process import ServerProcess, running_server
 
 from fleetplane.cli.clients.operators_client import OperatorsClient
 from fleetplane.domains.edge.agent.assembly import Reach
-from fleetplane.domains.edge.agent.identity.enrolment import Enroller, Request
+from fleetplane.domains.edge.agent.identity.enrolment import Enroller, EnrolmentRequest
 from fleetplane.domains.edge.agent.identity.state_folder import StateFolder
 from fleetplane.gen.fleetplane.admin.v1 import operators_pb2
 from fleetplane.kernel.clock import SystemClock
@@ -188,7 +188,7 @@ class Site:
     async def ours(self, rest: Rest, folder: Path, name: str = "") -> StateFolder:
         state = StateFolder(folder)
         enroller = Enroller(folder=state, connect=Reach().channel, clock=SystemClock())
-        await enroller.enrol(Request(token=await rest.invite(name)))
+        await enroller.enrol(EnrolmentRequest(token=await rest.invite(name)))
         return state
 
 

@@ -10,7 +10,7 @@ import msgspec
 from fleetplane.fleet.freeze import FreezeSwitch
 from fleetplane.fleet.resources.access import Sight
 from fleetplane.fleet.resources.acting import ActionAnswer, act
-from fleetplane.fleet.resources.catalogue import Catalogue, Member
+from fleetplane.fleet.resources.catalogue import Catalogue, CatalogueMember
 from fleetplane.fleet.resources.declaration import AnyPublicResource
 from fleetplane.kernel.access import Permission, Principal
 from fleetplane.kernel.clock import Clock
@@ -44,7 +44,7 @@ async def carried_out(
     body: Mapping[str, Any] | None = None,
 ) -> ActionAnswer:
     """Do a declared action to the object of that name, as a request would that is let in."""
-    catalogue = Catalogue([Member(resource=resource, domain="", running=running)])
+    catalogue = Catalogue([CatalogueMember(resource=resource, domain="", running=running)])
     sight = Sight(OpenDoor(), CALLER)
     found = catalogue.named(resource.plural).find(store, name, "/", sight)
     declared = next(one for one in resource.actions if one.name == action)

@@ -19,12 +19,12 @@ from fleetplane.domains.edge.server import BLUEPRINT as EDGE
 from fleetplane.domains.proxies.kinds.records import OrganizationSpec
 from fleetplane.domains.proxies.serving.access_lists import AccessLists
 from fleetplane.domains.proxies.serving.binding import LETS_ENCRYPT
-from fleetplane.domains.proxies.serving.certificates import SELF_SIGNED, Certificates, Offered
+from fleetplane.domains.proxies.serving.certificates import SELF_SIGNED, Certificates, OfferedIssuers
 from fleetplane.domains.proxies.serving.hosts import Hosts
 from fleetplane.domains.proxies.serving.private_keys import Vault
 from fleetplane.domains.proxies.serving.streams import Streams
 from fleetplane.domains.proxies.serving.workspaces import Workspaces
-from fleetplane.domains.proxies.tenancy.organizations import Places
+from fleetplane.domains.proxies.tenancy.organizations import TenancyPlaces
 
 ACME, OTHER = "/tenants/acme", "/tenants/other"
 
@@ -110,7 +110,7 @@ def _running(kernel: Kernel) -> dict[str, Any]:
             streams=Streams(store, clock, workspaces),
             access_lists=AccessLists(store, clock, workspaces),
             certificates=Certificates(
-                store, clock, workspaces, vault, Offered(providers=(LETS_ENCRYPT, SELF_SIGNED))
+                store, clock, workspaces, vault, OfferedIssuers(providers=(LETS_ENCRYPT, SELF_SIGNED))
             ),
         ),
         "boards": SimpleNamespace(
@@ -122,7 +122,7 @@ def _running(kernel: Kernel) -> dict[str, Any]:
 async def organization(rig: PlansRig, slug: str) -> str:
     """An organisation of proxies, which is a tenant; its id."""
     store, clock = rig.store, rig.rig.kernel.clock
-    places = Places(store, clock, Workspaces(store, Vault(store, rig.rig.kernel.master)))
+    places = TenancyPlaces(store, clock, Workspaces(store, Vault(store, rig.rig.kernel.master)))
     spec = OrganizationSpec(name=slug, slug=slug)
     return (await places.create_organization(spec, owner="someone", actor="tester")).name
 

@@ -22,7 +22,7 @@ from fleetplane.domains.fleetwide.server import FleetwideDomain
 from fleetplane.domains.gpus.kinds import GPU, SCOPE, GpuSpec, GpuStatus
 from fleetplane.domains.gpus.server import BLUEPRINT as GPUS
 from fleetplane.fleet.feeds.ring import RING_EVENTS
-from fleetplane.fleet.resources.changes import Changes
+from fleetplane.fleet.resources.changes import ChangeRing
 from fleetplane.kernel.access import Role
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.identity import Authority, MasterKey
@@ -50,7 +50,7 @@ class ResourcesRig:
 
     def forget_ring(self) -> None:
         """As after a restart: what happened before is in the log only."""
-        changes = Changes(self.store, self.api.catalogue)
+        changes = ChangeRing(self.store, self.api.catalogue)
         ring = self.api.changes.ring
         ring._ring.clear()
         ring._base = 0

@@ -15,7 +15,7 @@ from fleetplane.domains.boards.server import BoardDomain
 from fleetplane.domains.edge.server import EdgeDomain, EdgeOptions
 from fleetplane.domains.gpus.rules import GpuPolicy
 from fleetplane.domains.gpus.server import GpuDomain
-from fleetplane.domains.gpus.wire import Dialect
+from fleetplane.domains.gpus.wire import GpuDialect
 from fleetplane.domains.instances.server import InstanceDomain, InstanceOptions
 from fleetplane.domains.proxies.rest.assembly import RestOptions
 from fleetplane.domains.proxies.server import ProxyDomain
@@ -51,6 +51,6 @@ def started_domains(folder: Path, configuration: Mapping[str, Any] | None = None
         return BoardDomain(kernel, BoardOptions())
 
     async def gpus(kernel: Kernel) -> GpuDomain:
-        return GpuDomain(kernel, GpuPolicy(), dialect=Dialect.SUPERSET, version="test", node="here")
+        return GpuDomain(kernel, GpuPolicy(), dialect=GpuDialect.SUPERSET, version="test", node="here")
 
     return {"edge": edge, "instances": instances, "proxies": proxies, "boards": boards, "gpus": gpus}

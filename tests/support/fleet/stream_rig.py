@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc
 
-from fleetplane.fleet.streams.host import Ending, Entrance, StreamHost, StreamPolicy
+from fleetplane.fleet.streams.host import Entrance, StreamEnding, StreamHost, StreamPolicy
 from fleetplane.fleet.streams.presence import Flight, Live, Presences
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2_grpc
@@ -102,11 +102,11 @@ class EchoProtocol:
             await self.settle(live)
         self.said.append("left")
 
-    def ending(self, live: Echo, reason: str, error: Exception | None) -> Ending[pb.MasterMessage]:
+    def ending(self, live: Echo, reason: str, error: Exception | None) -> StreamEnding[pb.MasterMessage]:
         self.said.append(f"ended: {reason}")
         if error is not None:
-            return Ending(last=pb.MasterMessage(error=pb.Error(code="BAD")), error=error)
-        return Ending(error=None if reason == "ended" else Unavailable(reason))
+            return StreamEnding(last=pb.MasterMessage(error=pb.Error(code="BAD")), error=error)
+        return StreamEnding(error=None if reason == "ended" else Unavailable(reason))
 
 
 class EchoService:

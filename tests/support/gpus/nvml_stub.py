@@ -15,7 +15,7 @@ from typing import Protocol
 import pytest
 
 from fleetplane.domains.gpus.agent.health import GpuUuid
-from fleetplane.domains.gpus.agent.library import WATCHED_EVENTS, EventKind, Library, NvmlLibrary
+from fleetplane.domains.gpus.agent.library import WATCHED_EVENTS, DriverEventKind, Library, NvmlLibrary
 from fleetplane.domains.gpus.agent.simulated import SimulatedLibrary
 
 SOURCE = Path(__file__).with_name("fake_nvml.c")
@@ -81,7 +81,7 @@ class FakeDriver:
         self.lines.pop()
         self._write()
 
-    def event(self, index: int, kind: EventKind, data: int = 0, *, instance: int = 0xFFFFFFFF) -> None:
+    def event(self, index: int, kind: DriverEventKind, data: int = 0, *, instance: int = 0xFFFFFFFF) -> None:
         with (self.folder / "events").open("a") as events:
             events.write(f"{index} {int(kind)} {data} {instance}\n")
 
@@ -128,14 +128,14 @@ class NvmlRig:
         self.uuids = [uuid(0), uuid(1)]
 
     def xid(self, index: int, number: int) -> None:
-        self.fake.event(index, EventKind.XID, number)
+        self.fake.event(index, DriverEventKind.XID, number)
 
     def ecc(self, index: int) -> None:
-        self.fake.event(index, EventKind.DOUBLE_BIT_ECC)
+        self.fake.event(index, DriverEventKind.DOUBLE_BIT_ECC)
 
     def lose(self, index: int) -> None:
         self.fake.set_gpu(index, error=LOST)
-        self.fake.event(-1, EventKind.XID)
+        self.fake.event(-1, DriverEventKind.XID)
 
     def retire_page(self, index: int) -> None:
         self.fake.set_gpu(index, pending=1)
@@ -153,7 +153,7 @@ class SimulatedRig:
         self.simulated.inject(self.uuids[index], xid=number)
 
     def ecc(self, index: int) -> None:
-        self.simulated.inject(self.uuids[index], kind=EventKind.DOUBLE_BIT_ECC)
+        self.simulated.inject(self.uuids[index], kind=DriverEventKind.DOUBLE_BIT_ECC)
 
     def lose(self, index: int) -> None:
         self.simulated.lose(self.uuids[index])

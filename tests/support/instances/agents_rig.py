@@ -17,7 +17,7 @@ from fleetplane.domains.blueprint import prepare_both, run_both
 from fleetplane.domains.proxies.agents import assembly as agent_side
 from fleetplane.domains.proxies.agents.assembly import AgentSide
 from fleetplane.domains.proxies.agents.controller import AgentPolicy
-from fleetplane.domains.proxies.agents.registry import Agents, Enrolment
+from fleetplane.domains.proxies.agents.registry import AgentEnrolment, Agents
 from fleetplane.domains.proxies.kinds.records import (
     AGENT,
     DEPLOYMENT,
@@ -38,7 +38,7 @@ from fleetplane.domains.proxies.serving.certificates import Certificates
 from fleetplane.domains.proxies.serving.hosts import Hosts
 from fleetplane.domains.proxies.serving.private_keys import Vault
 from fleetplane.domains.proxies.serving.workspaces import Workspaces
-from fleetplane.domains.proxies.tenancy.organizations import Places
+from fleetplane.domains.proxies.tenancy.organizations import TenancyPlaces
 from fleetplane.fleet.people import own_accounts
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2_grpc
@@ -168,7 +168,7 @@ class Rig:
     hosts: Hosts
     certificates: Certificates
     revocations: Revocations
-    places: Places
+    places: TenancyPlaces
     scope: str
     address: str
     root: bytes
@@ -176,7 +176,7 @@ class Rig:
     stack: AsyncExitStack
     made: list[FakeAgent] = field(default_factory=list)
 
-    async def enrol(self, name: str, **labels: str) -> Enrolment:
+    async def enrol(self, name: str, **labels: str) -> AgentEnrolment:
         return await self.agents.enrol(self.scope, name, labels, hours=24, actor=BOSS)
 
     async def agent(self, name: str, **labels: str) -> FakeAgent:
@@ -255,7 +255,7 @@ async def agents_rig(
             **options,
         )
         await prepare_both(side)
-        places = Places(store, clock, workspaces)
+        places = TenancyPlaces(store, clock, workspaces)
         app = _app(side, clock)
         spec = ListenerSpec(
             name=agent_side.LISTENER,
@@ -285,7 +285,7 @@ async def agents_rig(
             running.cancel()
 
 
-async def _workspace(store: Store, places: Places) -> str:
+async def _workspace(store: Store, places: TenancyPlaces) -> str:
     from fleetplane.domains.proxies.kinds.records import WORKSPACE
 
     existing = store.list(WORKSPACE)

@@ -29,10 +29,10 @@ from fleetplane.domains.proxies.kinds.records import (
     WorkspaceSpec,
     workspace_scope,
 )
-from fleetplane.domains.proxies.serving.certificates import Certificates, Offered
+from fleetplane.domains.proxies.serving.certificates import Certificates, OfferedIssuers
 from fleetplane.domains.proxies.serving.private_keys import Vault
 from fleetplane.domains.proxies.serving.workspaces import Workspaces
-from fleetplane.domains.proxies.tenancy.organizations import Places
+from fleetplane.domains.proxies.tenancy.organizations import TenancyPlaces
 from fleetplane.kernel.clock import Clock, SystemClock
 from fleetplane.kernel.identity import MasterKey
 from fleetplane.kernel.kinds import KERNEL_KINDS
@@ -60,7 +60,7 @@ class Desk:
     vault: Vault
     workspaces: Workspaces
     certificates: Certificates
-    places: Places
+    places: TenancyPlaces
     scope: str
 
     async def neighbour(self, slug: str, *, organization: str = "") -> Desk:
@@ -106,7 +106,7 @@ async def desk(folder: Path, clock: Clock | None = None, *, name: str = "state.d
         master = MasterKey(b"k" * 32, clock)
         vault = Vault(store, master)
         workspaces = Workspaces(store, vault)
-        offered = Offered(providers=("letsencrypt", "selfsigned"), dns=lambda _: True)
+        offered = OfferedIssuers(providers=("letsencrypt", "selfsigned"), dns=lambda _: True)
         yield Desk(
             store=store,
             clock=clock,
@@ -114,12 +114,12 @@ async def desk(folder: Path, clock: Clock | None = None, *, name: str = "state.d
             vault=vault,
             workspaces=workspaces,
             certificates=Certificates(store, clock, workspaces, vault, offered),
-            places=Places(store, clock, workspaces),
-            scope=await _workspace(store, Places(store, clock, workspaces)),
+            places=TenancyPlaces(store, clock, workspaces),
+            scope=await _workspace(store, TenancyPlaces(store, clock, workspaces)),
         )
 
 
-async def _workspace(store: Store, places: Places) -> str:
+async def _workspace(store: Store, places: TenancyPlaces) -> str:
     from fleetplane.domains.proxies.kinds.records import WORKSPACE
 
     if existing := store.list(WORKSPACE):

@@ -9,7 +9,12 @@ from typing import Any
 
 import pytest
 
-from fleetplane.domains.instances.configuration import Configuration, ConfigurationInvalid, Problem, parse
+from fleetplane.domains.instances.configuration import (
+    ConfigurationInvalid,
+    DocumentProblem,
+    InstancesDocument,
+    parse,
+)
 from fleetplane.domains.instances.configuration.schema import PROVIDERS
 
 EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "instances" / "config.jsonc"
@@ -43,16 +48,16 @@ def document(**changes: Any) -> dict[str, Any]:
     return made
 
 
-def configuration(**changes: Any) -> Configuration:
+def configuration(**changes: Any) -> InstancesDocument:
     """As a server reads it whose settings name its provider: any that documents know will do."""
     return parse(json.dumps(document(**changes)), name="test.jsonc", providers=PROVIDERS)
 
 
-def example() -> Configuration:
+def example() -> InstancesDocument:
     return parse(EXAMPLE.read_bytes(), name=EXAMPLE.name)
 
 
-def problems(text: str | dict[str, Any]) -> tuple[Problem, ...]:
+def problems(text: str | dict[str, Any]) -> tuple[DocumentProblem, ...]:
     """What is wrong with a document; fails the test when nothing is."""
     with pytest.raises(ConfigurationInvalid) as caught:
         parse(text if isinstance(text, str) else json.dumps(text), name="test.jsonc")

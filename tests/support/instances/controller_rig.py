@@ -14,15 +14,15 @@ import msgspec
 from support.instances.instances_lab import CONFIG_PATH, TENANT, document
 
 from fleetplane.domains.instances.content.downloads import Downloads
-from fleetplane.domains.instances.content.files import Addresses, FileMaker, Secrets
+from fleetplane.domains.instances.content.files import FileMaker, InstanceSecrets, ServerAddresses
 from fleetplane.domains.instances.content.images import Images
 from fleetplane.domains.instances.controllers.assembly import Machinery, ProviderStarts
-from fleetplane.domains.instances.kinds import Instance, InstanceStatus, Report
+from fleetplane.domains.instances.kinds import HealthReport, Instance, InstanceStatus
 from fleetplane.domains.instances.providers.contract import ProviderContext
 from fleetplane.domains.instances.providers.mock.provider import MockProvider
 from fleetplane.domains.instances.records.groups import Groups, GroupView, SilencePolicy
 from fleetplane.domains.instances.records.instances import Instances
-from fleetplane.domains.instances.records.reports import Reports
+from fleetplane.domains.instances.records.reports import InstanceReports
 from fleetplane.domains.instances.rules import decide as rules
 from fleetplane.domains.instances.server import BLUEPRINT
 from fleetplane.kernel.attention import Attention
@@ -59,7 +59,7 @@ class Rig:
     objects: LocalObjects
     instances: Instances
     groups: Groups
-    reports: Reports
+    reports: InstanceReports
     provider: MockProvider
     machinery: Machinery
     errors: list[tuple[str, str, str, str]]
@@ -96,7 +96,7 @@ class Rig:
     def _beat(self) -> None:
         for instance in self.live():
             if instance.name not in self.silent and rules._registered(instance):
-                self.reports.take(Report(instance=instance.name, version="test"))
+                self.reports.take(HealthReport(instance=instance.name, version="test"))
 
     # What there is.
 
@@ -196,17 +196,17 @@ async def rig(
             attention=attention,
         )
         await groups.refresh()
-        reports = Reports(clock)
+        reports = InstanceReports(clock)
         mock = provider or MockProvider(ProviderContext(clock=clock, state_directory=folder / "mock"))
         errors: list[tuple[str, str, str, str]] = []
         gone: list[str] = []
         images = Images(clock)
         files = FileMaker(
             objects=objects,
-            secrets=Secrets(objects, master),
+            secrets=InstanceSecrets(objects, master),
             authority=authority,
             workloads=workloads,
-            addresses=Addresses,
+            addresses=ServerAddresses,
             now_ns=clock.now_ns,
             images=images.ids,
         )
@@ -219,7 +219,7 @@ async def rig(
             provider=mock,
             nonces=nonces,
             authority=authority,
-            addresses=Addresses,
+            addresses=ServerAddresses,
             clock=clock,
             images=images,
             downloads=downloads or Downloads(objects, clock),

@@ -21,14 +21,14 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from google.protobuf.empty_pb2 import Empty
 
 from fleetplane.domains.instances import credentials, ids
-from fleetplane.domains.instances.content.files import Secrets
+from fleetplane.domains.instances.content.files import InstanceSecrets
 from fleetplane.domains.instances.credentials import ClientRole, authenticator
 from fleetplane.domains.instances.grpc.admin import AdminService
 from fleetplane.domains.instances.grpc.authority import AuthorityService
 from fleetplane.domains.instances.grpc.operators import OperatorService
 from fleetplane.domains.instances.kinds import (
     KINDS,
-    Drain,
+    DrainState,
     Instance,
     InstanceSpec,
     InstanceStatus,
@@ -37,7 +37,7 @@ from fleetplane.domains.instances.live.errors import ErrorFeed
 from fleetplane.domains.instances.records.groups import Groups
 from fleetplane.domains.instances.records.instances import Instances
 from fleetplane.domains.instances.records.listener_activity import Activity
-from fleetplane.domains.instances.records.reports import Reports
+from fleetplane.domains.instances.records.reports import InstanceReports
 from fleetplane.gen.fleetplane.admin.v1 import authority_pb2, authority_pb2_grpc
 from fleetplane.gen.fleetplane.admin.v1 import instances_pb2 as admin_pb2
 from fleetplane.gen.fleetplane.admin.v1 import instances_pb2_grpc as admin_grpc
@@ -187,11 +187,11 @@ class Rig:
     authority: Authority
     instances: Instances
     groups: Groups
-    reports: Reports
+    reports: InstanceReports
     errors: ErrorFeed
     activity: Activity
     explanations: Explanations
-    secrets: Secrets
+    secrets: InstanceSecrets
     nonces: SigningKeys
     service: OperatorService
     address: str
@@ -273,9 +273,11 @@ class Rig:
         assert done is not None
         return done
 
-    async def drain(self, instance: Instance, reason: str = "unhealthy", *, in_seconds: float = 60) -> Drain:
+    async def drain(
+        self, instance: Instance, reason: str = "unhealthy", *, in_seconds: float = 60
+    ) -> DrainState:
         now_ns = SystemClock().now_ns()
-        drain = Drain(reason=reason, started_at_ns=now_ns, delete_at_ns=now_ns + round(in_seconds * 1e9))
+        drain = DrainState(reason=reason, started_at_ns=now_ns, delete_at_ns=now_ns + round(in_seconds * 1e9))
         await self.change(instance, drain=drain)
         return drain
 
@@ -313,7 +315,7 @@ async def operator_rig(
         words: dict[str, str] = {}
         errors = ErrorFeed(clock)
         activity = Activity(clock)
-        reports = Reports(clock)
+        reports = InstanceReports(clock)
 
         async def create(
             tenant: str, group: str, *, name: str, instance_type: str, **fields: Any
@@ -352,7 +354,7 @@ async def operator_rig(
         async def findings(key: str) -> list[Finding]:
             return explanations.about(key) if key else explanations.all()
 
-        secrets = Secrets(objects, master)
+        secrets = InstanceSecrets(objects, master)
         place: list[str] = []
         revocations = Revocations(store, clock)
         admin = AdminService(

@@ -22,7 +22,7 @@ from fleetplane.domains.proxies.kinds.records import (
     WorkspaceSpec,
 )
 from fleetplane.domains.proxies.kinds.values import OrganizationRole
-from fleetplane.domains.proxies.live.app import EventsApp
+from fleetplane.domains.proxies.live.app import ProxyEventsApp
 from fleetplane.domains.proxies.live.events import ProxyEvent
 from fleetplane.domains.proxies.live.feed import event_ring
 from fleetplane.fleet.feeds.ring import RING_EVENTS, EventRing
@@ -68,7 +68,7 @@ class Listener:
 class EventsRig:
     fleet: Rig
     feed: EventRing[ProxyEvent]
-    app: EventsApp
+    app: ProxyEventsApp
     address: str
     tokens: dict[str, ProxyCaller]
     stack: AsyncExitStack
@@ -139,7 +139,7 @@ async def events_rig(
 
         feed = event_ring(fleet.store, ring_events=ring_events)
         running = tasks.create_task(feed.run())
-        app = EventsApp(
+        app = ProxyEventsApp(
             feed, access=Access(fleet.store), authenticate=authenticate, clock=SystemClock(), **options
         )
 

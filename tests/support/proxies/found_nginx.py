@@ -20,8 +20,8 @@ from fleetplane.domains.proxies.agent.nginx import processes
 from fleetplane.domains.proxies.agent.nginx.processes import Master
 from fleetplane.domains.proxies.agent.observing import observed, origin
 from fleetplane.domains.proxies.agent.observing.configuration import ReadingPolicy
-from fleetplane.domains.proxies.agent.observing.observed import Built, ObservedNginx
-from fleetplane.domains.proxies.agent.observing.origin import Place
+from fleetplane.domains.proxies.agent.observing.observed import BuiltPaths, ObservedNginx
+from fleetplane.domains.proxies.agent.observing.origin import NginxOrigin
 from fleetplane.kernel.clock import SystemClock
 
 MAIN = """
@@ -96,9 +96,9 @@ class FoundNginx:
 
     def observed(self, *, sends_keys: bool = False, systemctl: Path | None = None) -> ObservedNginx:
         told = subprocess.run([NGINX, "-V"], capture_output=True, text=True, check=True).stderr
-        built_in = Built.parse(told)
+        built_in = BuiltPaths.parse(told)
         return ObservedNginx(
-            place=Place(
+            place=NginxOrigin(
                 program=NGINX, config=self.config, default_config=built_in.config, systemctl=systemctl
             ),
             built_in=built_in,

@@ -18,13 +18,13 @@ import structlog
 from support.shared.free_ports import free_port
 
 from fleetplane.domains.proxies.agent.nginx import control
-from fleetplane.domains.proxies.agent.nginx.applier import Applier
-from fleetplane.domains.proxies.agent.nginx.change_journal import Status
-from fleetplane.domains.proxies.agent.nginx.confirmation import Worker
+from fleetplane.domains.proxies.agent.nginx.applier import VersionApplier
+from fleetplane.domains.proxies.agent.nginx.change_journal import VersionStatus
+from fleetplane.domains.proxies.agent.nginx.confirmation import NginxWorker
 from fleetplane.domains.proxies.agent.nginx.control import Nginx
 from fleetplane.domains.proxies.agent.nginx.processes import find_master, orphans
-from fleetplane.domains.proxies.agent.nginx.releases import Releases
-from fleetplane.domains.proxies.agent.nginx.staging import Step
+from fleetplane.domains.proxies.agent.nginx.releases import StagedVersions
+from fleetplane.domains.proxies.agent.nginx.staging import StagingStep
 from fleetplane.domains.proxies.agent.nginx.workers import worker_user
 from fleetplane.domains.proxies.nginx.site import Binary, Paths, Site
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
@@ -102,14 +102,16 @@ class Rig:
             worker_user=user,
             **site,  # type: ignore[arg-type]
         )
-        self.releases = Releases(self.paths)
-        self.statuses: list[Status] = []
+        self.releases = StagedVersions(self.paths)
+        self.statuses: list[VersionStatus] = []
         self.nginx = Nginx(
             self.site, SystemClock(), steady_seconds=STEADY_SECONDS, limit_seconds=LIMIT_SECONDS
         )
 
-    def applier(self, witness: Callable[[Step], None] = lambda _: None, *, managed: bool = True) -> Applier:
-        return Applier(
+    def applier(
+        self, witness: Callable[[StagingStep], None] = lambda _: None, *, managed: bool = True
+    ) -> VersionApplier:
+        return VersionApplier(
             nginx=self.nginx,
             releases=self.releases,
             clock=SystemClock(),
@@ -119,14 +121,14 @@ class Rig:
             witness=witness,
         )
 
-    async def workers(self) -> frozenset[Worker]:
+    async def workers(self) -> frozenset[NginxWorker]:
         """All of them: a release is confirmed as soon as some have answered for a while."""
         async with asyncio.timeout(LIMIT_SECONDS):
             while len(found := self.nginx.workers()) < int(self.site.workers):
                 await asyncio.sleep(0.01)
         return found
 
-    async def report(self, status: Status) -> None:
+    async def report(self, status: VersionStatus) -> None:
         self.statuses.append(status)
 
 

@@ -17,7 +17,7 @@ import crossplane  # noqa: F401  # while it may still be read
 import structlog
 from support.proxies.nginx_rig import Rig
 
-from fleetplane.domains.proxies.agent.nginx.staging import Step
+from fleetplane.domains.proxies.agent.nginx.staging import StagingStep
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 
 
@@ -31,7 +31,7 @@ async def main(folder: str, update_file: str, fatal: str, user: str = "") -> Non
     step, _, turn = fatal.partition("#")
     turns = int(turn or 1)
 
-    def witness(reached: Step) -> None:
+    def witness(reached: StagingStep) -> None:
         nonlocal turns
         if reached == step:
             turns -= 1

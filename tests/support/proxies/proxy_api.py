@@ -12,15 +12,15 @@ from typing import Any
 import httpx
 from prometheus_client import CollectorRegistry
 
-from fleetplane.domains.proxies.agents.ports import CommandPort, NobodyThere, Presence, Records
+from fleetplane.domains.proxies.agents.ports import AgentPresence, CommandPort, NobodyThere, ReportedRecords
 from fleetplane.domains.proxies.kinds.records import MEMBERSHIP, MembershipSpec, UserSpec, organization_scope
 from fleetplane.domains.proxies.kinds.values import OrganizationRole
-from fleetplane.domains.proxies.rest.assembly import RestOptions, RestSide
+from fleetplane.domains.proxies.rest.assembly import ProxyRest, RestOptions
 from fleetplane.domains.proxies.server import BLUEPRINT
 from fleetplane.domains.proxies.serving.private_keys import Vault
 from fleetplane.domains.proxies.serving.workspaces import Workspaces
 from fleetplane.domains.proxies.tenancy.quotas import QuotaOptions
-from fleetplane.fleet.people.door import Door
+from fleetplane.fleet.people.door import Authenticators
 from fleetplane.kernel.clock import Clock, SystemClock
 from fleetplane.kernel.identity import MasterKey
 from fleetplane.kernel.identity.operators import Operators
@@ -41,7 +41,7 @@ class Floor:
     store: Store
     clock: Clock
     master: MasterKey
-    door: Door
+    door: Authenticators
 
 
 @dataclass(slots=True)
@@ -90,7 +90,7 @@ def _good(answer: httpx.Response, status: int) -> Json:
 
 @dataclass(slots=True)
 class Api:
-    rest: RestSide
+    rest: ProxyRest
     store: Store
     workspaces: Workspaces
     vault: Vault
@@ -131,9 +131,9 @@ class Api:
 async def rest_api(
     tmp_path: Path,
     *,
-    presence: Presence | None = None,
+    presence: AgentPresence | None = None,
     commander: CommandPort | None = None,
-    records: Records | None = None,
+    records: ReportedRecords | None = None,
     requests_per_minute: int = 1_000_000,
     clock: Clock | None = None,
     anyone_may_found: bool = True,
@@ -144,7 +144,7 @@ async def rest_api(
         StoreSettings(path=tmp_path / "p.db"), kinds=(*KERNEL_KINDS, *BLUEPRINT.kinds), clock=clock
     ) as store:
         master = MasterKey.from_file(tmp_path / "master.key", clock)
-        door = Door(await Operators.load(store, master, clock), Revocations(store, clock))
+        door = Authenticators(await Operators.load(store, master, clock), Revocations(store, clock))
         kernel = Floor(store=store, clock=clock, master=master, door=door)
         vault = Vault(store, master)
         workspaces = Workspaces(store, vault)
@@ -157,7 +157,7 @@ async def rest_api(
             anyone_may_found=anyone_may_found,
             quotas=quotas or QuotaOptions(),
         )
-        rest = await RestSide.create(
+        rest = await ProxyRest.create(
             kernel,
             options,
             workspaces=workspaces,

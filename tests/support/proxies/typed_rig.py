@@ -15,8 +15,8 @@ from support.shared.free_ports import free_port
 from support.shared.throwaway_ca import ThrowawayCa, key_pem
 
 from fleetplane.domains.proxies import wire
-from fleetplane.domains.proxies.agent.nginx.applier import Applier
-from fleetplane.domains.proxies.agent.nginx.change_journal import State
+from fleetplane.domains.proxies.agent.nginx.applier import VersionApplier
+from fleetplane.domains.proxies.agent.nginx.change_journal import VersionState
 from fleetplane.domains.proxies.kinds.records import (
     AccessListSpec,
     CertificatePart,
@@ -41,7 +41,7 @@ class Site:
     """What a test needs to know of the NGINX that it talks to."""
 
     rig: Rig
-    applier: Applier
+    applier: VersionApplier
     plain: int
     """Where port 80 is served."""
     secure: int
@@ -89,7 +89,7 @@ class Site:
             )
         )
         outcome = await self.applier.apply(update, self.rig.report)
-        assert outcome.state is State.SUCCESS, outcome.error
+        assert outcome.state is VersionState.SUCCESS, outcome.error
         assert self.applier.live is not None
         assert not self.applier.live.manifest.set_aside, self.applier.live.manifest.set_aside
 

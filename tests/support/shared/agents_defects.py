@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from support.shared.agents_host import Host, LedgerDefects
 
 from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.commands import State, state_of
-from fleetplane.kernel.commands.rules import Step
+from fleetplane.kernel.commands import CommandState, state_of
+from fleetplane.kernel.commands.rules import CommandStep
 from fleetplane.kernel.commands.sessions import SessionRules
 from fleetplane.kernel.commands.steps import Move
 from fleetplane.kernel.resources import Key
@@ -20,7 +20,7 @@ def put_in(defects: LedgerDefects, host: Host, clock: Clock) -> None:
     if defects.lost_without_session:
         losing = rules.losing
         rules.losing = lambda session: {  # type: ignore[method-assign]
-            step: condition for step, condition in losing(session).items() if step is Step.NOBODY
+            step: condition for step, condition in losing(session).items() if step is CommandStep.NOBODY
         }
     if defects.first_state_from_memory:
         delivery = ledger._delivery
@@ -47,7 +47,11 @@ def _send_first(host: Host) -> None:
     async def moved(moves: Sequence[Move], *, actor: str = "") -> list[Key]:
         for one in moves:
             target = book.find(one.key)
-            if Step.HAND_OVER in one.steps and target is not None and state_of(target) is State.WAITING:
+            if (
+                CommandStep.HAND_OVER in one.steps
+                and target is not None
+                and state_of(target) is CommandState.WAITING
+            ):
                 command = book.command_of(target)
                 if command is not None and target.spec.target in host.streams:
                     host.deliver(target.spec.target, command)

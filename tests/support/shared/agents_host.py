@@ -20,7 +20,7 @@ from support.shared.storekit import SCOPE, THING, Spec, Status
 
 from fleetplane.kernel import commands
 from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.commands import Command, CommandLimits, Commands, State
+from fleetplane.kernel.commands import Command, CommandLimits, Commands, CommandState
 from fleetplane.kernel.errors import FleetplaneError
 from fleetplane.kernel.presence import Whereabouts
 from fleetplane.kernel.store import Draft, Store
@@ -84,14 +84,14 @@ class Stream:
         self.is_open = False
         """For the server, which may send."""
         self.flights: set[str] = set()
-        self.inbox: asyncio.Queue[tuple[str, State | None] | None] = asyncio.Queue()
+        self.inbox: asyncio.Queue[tuple[str, CommandState | None] | None] = asyncio.Queue()
         self.settled = asyncio.Event()
 
     def send(self, what: str, command: Command | None = None) -> None:
         """From the server to the agent."""
         self._later(lambda: self.agent.heard(self, what, command))
 
-    def say(self, command: str, word: State | None) -> None:
+    def say(self, command: str, word: CommandState | None) -> None:
         """From the agent to the server: how a command ended, or (None) that it began."""
         self._later(lambda: self.inbox.put_nowait((command, word)))
 

@@ -11,7 +11,15 @@ from support.shared.memory_engine import SECOND_NS, MemoryDatabase
 from support.shared.storekit import THING
 from support.shared.virtual_loop import LoopClock
 
-from fleetplane.kernel.commands import COMMAND, COMMAND_TARGET, OPEN, UNDER_WAY, Command, CommandTarget, State
+from fleetplane.kernel.commands import (
+    COMMAND,
+    COMMAND_TARGET,
+    OPEN,
+    UNDER_WAY,
+    Command,
+    CommandState,
+    CommandTarget,
+)
 from fleetplane.kernel.commands.kinds import CommandStatus, TargetStatus
 from fleetplane.kernel.commands.steps import TOO_LATE
 from fleetplane.kernel.events import EventType
@@ -44,7 +52,7 @@ class AgentsJudge:
         self._arrived: Counter[tuple[At, int]] = Counter()
         self.keyed: dict[str, str] = {}
         """Of each key that a client asked with, its command."""
-        self.outcomes: Counter[State] = Counter()
+        self.outcomes: Counter[CommandState] = Counter()
         self.sessions = 0
         """That were entered."""
         append = database._append
@@ -124,9 +132,9 @@ class AgentsJudge:
 
     def _step(self, where: str, at: At, before: TargetStatus | None, after: TargetStatus) -> None:
         named, was = self.named(at[0]), before.state if before is not None else None
-        if after.state is State.SENT and was is not State.SENT:
+        if after.state is CommandState.SENT and was is not CommandState.SENT:
             require(after.session == named, f"{where} was sent in session {after.session}, and has {named}")
-        if before is not None and was in UNDER_WAY and after.state is State.WAITING:
+        if before is not None and was in UNDER_WAY and after.state is CommandState.WAITING:
             if after.deliveries < before.deliveries:
                 require((at, before.session) not in self._sent, f"{where} was sent, and then not")
             else:
@@ -136,17 +144,17 @@ class AgentsJudge:
         self, where: str, target: CommandTarget, before: TargetStatus | None, after: TargetStatus
     ) -> None:
         named, now_ns = self.named(target.spec.target), self._database.now_ns() + ERROR_NS
-        if after.state is State.UNDELIVERABLE:
+        if after.state is CommandState.UNDELIVERABLE:
             require(named is None, f"{where} is undeliverable, and has session {named}")
-        if after.state is State.EXPIRED:
+        if after.state is CommandState.EXPIRED:
             early = target.spec.deliver_by_ns - now_ns
             require(early <= 0, f"{where} expired {early / SECOND_NS:.0f} s early")
         if before is None or before.state not in UNDER_WAY:
             return
-        if after.state is State.FAILED and after.detail in LOST:
+        if after.state is CommandState.FAILED and after.detail in LOST:
             over = before.session != named or before.session in self.over
             require(over, f"{where} was lost with the session that it has: {after}")
-        if after.state is State.TIMED_OUT and after.detail == TOO_LATE:
+        if after.state is CommandState.TIMED_OUT and after.detail == TOO_LATE:
             assert before.run_by_ns is not None
             require(before.run_by_ns <= now_ns, f"{where} timed out early")
 
@@ -176,7 +184,7 @@ class AgentsJudge:
         times = sum(count for (other, _), count in self._arrived.items() if other == at)
         require(times == 1 or command.spec.repeatable, f"{at} cannot be repeated, and arrived {times} times")
 
-    def answered(self, agent: str, command: str, word: State) -> None:
+    def answered(self, agent: str, command: str, word: CommandState) -> None:
         """A server was told that this is the outcome."""
         status = self._targets[agent, command].status
         require(status is not None and status.state is word, f"{agent} said {word}, and {status} is written")

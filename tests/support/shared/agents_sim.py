@@ -27,7 +27,7 @@ from support.shared.storekit import KINDS, SCOPE
 from support.shared.virtual_loop import LoopClock, run
 
 from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.commands import COMMAND, COMMAND_TARGET, Command, Commands, State
+from fleetplane.kernel.commands import COMMAND, COMMAND_TARGET, Command, Commands, CommandState
 from fleetplane.kernel.errors import FleetplaneError, Unavailable
 from fleetplane.kernel.presence import PRESENCE
 from fleetplane.kernel.resources import Key
@@ -90,7 +90,7 @@ class Agent:
         self.name = name
         self.stream: Stream | None = None
         self._ended = asyncio.Event()
-        self._known: dict[str, State | None] = {}
+        self._known: dict[str, CommandState | None] = {}
         """Commands that it has seen, and how they ended here."""
 
     async def live(self) -> None:
@@ -132,17 +132,21 @@ class Agent:
             return  # it never says a word
         if luck < 0.4:
             self._say(command.name, None)
-        word = chance.choice([State.OK, State.OK, State.FAILED]) if not self.sim.calm else State.OK
+        word = (
+            chance.choice([CommandState.OK, CommandState.OK, CommandState.FAILED])
+            if not self.sim.calm
+            else CommandState.OK
+        )
         seconds = chance.uniform(0.0, 6.0 if luck < 0.3 else 0.5)
         for _ in range(2 if luck < 0.5 else 1):
             loop.call_later(seconds, self._answer, command.name, word)
             seconds += chance.uniform(0.0, 2.0)
 
-    def _answer(self, command: str, word: State) -> None:
+    def _answer(self, command: str, word: CommandState) -> None:
         self._known[command] = word
         self._say(command, word)
 
-    def _say(self, command: str, word: State | None) -> None:
+    def _say(self, command: str, word: CommandState | None) -> None:
         if self.stream is not None:
             self.stream.say(command, word)
 
@@ -261,17 +265,19 @@ class AgentSimulation:
         """Everything is mended: every agent has one session, is said to be connected, and does what it is
         told by any server."""
         for number in range(SERVERS):
-            outcomes: dict[State, int] = {}
+            outcomes: dict[CommandState, int] = {}
             for _ in range(ATTEMPTS):  # what went wrong before may still cost a server its life
                 await self._within(TAKEOVER_SECONDS + 30.0, self._is_settled, tasks)
                 outcomes = await self._asked(self.servers[number])
                 self._look(tasks)
-                if outcomes == {State.OK: AGENTS}:
+                if outcomes == {CommandState.OK: AGENTS}:
                     break
                 await asyncio.sleep(2.0)
-            require(outcomes == {State.OK: AGENTS}, f"all are connected, and of a command came {outcomes}")
+            require(
+                outcomes == {CommandState.OK: AGENTS}, f"all are connected, and of a command came {outcomes}"
+            )
 
-    async def _asked(self, server: AgentServer) -> dict[State, int]:
+    async def _asked(self, server: AgentServer) -> dict[CommandState, int]:
         assert server.host is not None
         ledger, names = server.host.ledger, [agent.name for agent in self.agents]
         try:

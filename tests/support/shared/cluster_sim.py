@@ -33,13 +33,13 @@ from fleetplane.kernel.errors import (
 )
 from fleetplane.kernel.store import ABSENT, Draft, Store, StoreSettings
 from fleetplane.kernel.store import log as store_log
-from fleetplane.kernel.store.engine import Author, Claim, LoggedGroup
-from fleetplane.kernel.store.group import Group, Result
+from fleetplane.kernel.store.engine import Claim, GroupAuthor, LoggedGroup
+from fleetplane.kernel.store.group import GroupState, TransactionResult
 from fleetplane.kernel.store.log import Claimed, LogType
 from fleetplane.kernel.store.queue.submissions import Submission
 from fleetplane.kernel.store.servers.seat import LIFE_SECONDS
 from fleetplane.kernel.store.servers.standby import Standby
-from fleetplane.kernel.store.writer import Attempt, Writer
+from fleetplane.kernel.store.writer import GroupAttempt, StoreWriter
 from fleetplane.kernel.watch import Event, EventType
 
 SERVERS = 3
@@ -81,7 +81,7 @@ class Judge:
     def __init__(self, database: MemoryDatabase) -> None:
         self._database = database
         self.states: dict[int, State] = {0: State()}
-        self._terms: dict[int, Author] = {}
+        self._terms: dict[int, GroupAuthor] = {}
         self._checked_audit = 0
         self._last_hash = audit.GENESIS
         append = database._append
@@ -259,19 +259,19 @@ def _put_in(defects: Defects, store: Store, database: MemoryDatabase) -> None:
         store._writer.clock = own
 
 
-def _answer_at_once(writer: Writer) -> None:
+def _answer_at_once(writer: StoreWriter) -> None:
     attempt = writer._attempt
 
-    async def answered(made: Attempt) -> Attempt:
+    async def answered(made: GroupAttempt) -> GroupAttempt:
         return await attempt(made) if made.group.changed else made
 
     writer._attempt = answered  # type: ignore[method-assign, assignment]
 
 
-def _keep_first_answers(writer: Writer) -> None:
-    draft, first = writer._draft, dict[Submission, Result | None]()
+def _keep_first_answers(writer: StoreWriter) -> None:
+    draft, first = writer._draft, dict[Submission, TransactionResult | None]()
 
-    def kept(submissions: Sequence[Submission]) -> Attempt:
+    def kept(submissions: Sequence[Submission]) -> GroupAttempt:
         made = draft(submissions)
         made.results = [first.setdefault(*pair) for pair in zip(submissions, made.results, strict=False)]
         return made
@@ -283,7 +283,7 @@ def _apply_twice(store: Store, database: MemoryDatabase) -> None:
     applier = store._applier
     own = applier.own
 
-    def twice(group: Group) -> None:
+    def twice(group: GroupState) -> None:
         own(group)
         logged = database.group(group.after().number)
         assert logged is not None

@@ -6,16 +6,16 @@ import secrets
 from dataclasses import replace
 
 from fleetplane.kernel.audit import chain as audit
-from fleetplane.kernel.store.engine import LogRow, Mark, ResourceRow, WriteGroup
+from fleetplane.kernel.store.engine import DatabaseMark, LogRow, ResourceRow, WriteGroup
 
-EMPTY = Mark(number=0, revision=0, compacted=0, audit_seq=0, audit_hash=audit.GENESIS)
+EMPTY = DatabaseMark(number=0, revision=0, compacted=0, audit_seq=0, audit_hash=audit.GENESIS)
 
 
-def group(before: Mark, *names: str, body: bytes = b"body") -> WriteGroup:
+def group(before: DatabaseMark, *names: str, body: bytes = b"body") -> WriteGroup:
     """One transaction that puts these names."""
     first, seq = before.revision + 1, before.audit_seq + 1
     revision = before.revision + len(names)
-    row = audit.append(before.audit_hash, audit.Entry(seq, revision, 0, "t", "put", ()))
+    row = audit.append(before.audit_hash, audit.ChainEntry(seq, revision, 0, "t", "put", ()))
     return WriteGroup(
         id=secrets.token_bytes(16),
         before=before,

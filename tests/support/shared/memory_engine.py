@@ -16,25 +16,25 @@ from typing import TypeVar
 from fleetplane.kernel.audit import chain as audit
 from fleetplane.kernel.errors import IntegrityError, Unavailable
 from fleetplane.kernel.store.engine import (
-    Author,
     Claim,
     ClaimRow,
-    Contents,
+    DatabaseMark,
+    GroupAuthor,
+    GroupOutcome,
     GroupPage,
     HistoryPage,
     LoggedGroup,
     LogRow,
-    Mark,
-    Outcome,
     ResourceRow,
+    StoreContents,
     WriteGroup,
 )
-from fleetplane.kernel.store.servers.engine import Drafting, Renewal
+from fleetplane.kernel.store.servers.engine import Drafting, LeaseRenewal
 from fleetplane.kernel.store.servers.level import SUPPORTED, Levels
 from fleetplane.kernel.store.servers.seat import LIFE_SECONDS
 
 R = TypeVar("R")
-EMPTY = Mark(number=0, revision=0, compacted=0, audit_seq=0, audit_hash=audit.GENESIS)
+EMPTY = DatabaseMark(number=0, revision=0, compacted=0, audit_seq=0, audit_hash=audit.GENESIS)
 SECOND_NS = 1_000_000_000
 LOCK_SECONDS = 1.0
 """How long a server that says nothing keeps the lock: `idle_in_transaction_session_timeout`."""
@@ -86,7 +86,7 @@ class MemoryDatabase:
         self.defects = defects or Defects()
         self.lineage = "lineage"
         self.groups: list[LoggedGroup] = [
-            LoggedGroup(id=b"", author=Author(), mark=EMPTY, log=(), at_ns=now_ns())
+            LoggedGroup(id=b"", author=GroupAuthor(), mark=EMPTY, log=(), at_ns=now_ns())
         ]
         self.first = 0
         """The number of the first group that is kept."""
@@ -96,7 +96,7 @@ class MemoryDatabase:
         self.secrets: dict[str, bytes] = {}
         self.audit: list[audit.Row] = []
         self.servers: dict[str, _Server] = {}
-        self.seats: list[Author] = [Author()]
+        self.seats: list[GroupAuthor] = [GroupAuthor()]
         self.heard: dict[tuple[str, str], float] = {}
         self.locked_by: object | None = None
         self.released = asyncio.Event()
@@ -114,9 +114,9 @@ class MemoryDatabase:
         at = number - self.groups[0].mark.number
         return self.groups[at] if 0 <= at < len(self.groups) else None
 
-    def outcome(self, *, written: bool, alive: bool = True) -> Outcome:
+    def outcome(self, *, written: bool, alive: bool = True) -> GroupOutcome:
         head = self.head
-        return Outcome(
+        return GroupOutcome(
             written=written, mark=head.mark, author=head.author, now_ns=self._now_ns(), alive=alive
         )
 
@@ -134,7 +134,7 @@ class MemoryDatabase:
 
     # What servers ask.
 
-    def is_alive(self, author: Author) -> bool:
+    def is_alive(self, author: GroupAuthor) -> bool:
         """Whether an author may write."""
         if author.term or not author.server:
             return author.term == self.seats[-1].term or self.defects.term_is_not_checked
@@ -143,7 +143,7 @@ class MemoryDatabase:
             return True
         return row.boot == author.boot and row.renewed_at_ns > self._now_ns() - LIFE_SECONDS * SECOND_NS
 
-    def commit(self, group: WriteGroup) -> Outcome:
+    def commit(self, group: WriteGroup) -> GroupOutcome:
         if not self.is_alive(group.author):
             return self.outcome(written=False, alive=False)
         if self.defects.term_is_not_checked and 0 < group.author.term != self.seats[-1].term:
@@ -177,12 +177,14 @@ class MemoryDatabase:
         self.audit += group.audit
         self._append(group.after, group.author, group.id, tuple(group.log))
 
-    def _append(self, mark: Mark, author: Author, group_id: bytes, log: Sequence[LogRow]) -> None:
+    def _append(
+        self, mark: DatabaseMark, author: GroupAuthor, group_id: bytes, log: Sequence[LogRow]
+    ) -> None:
         if self.defects.claims_are_not_logged:
             log = [row for row in log if row.type not in ("CLAIMED", "RELEASED")]
         self.groups.append(LoggedGroup(id=group_id, author=author, mark=mark, log=log, at_ns=self._now_ns()))
 
-    def settle(self, before: Mark, group_id: bytes, author: Author) -> Outcome:
+    def settle(self, before: DatabaseMark, group_id: bytes, author: GroupAuthor) -> GroupOutcome:
         found = self.group(before.number + 1)
         if found is not None:
             return self.outcome(written=found.id == group_id)
@@ -201,12 +203,12 @@ class MemoryDatabase:
         row.renewed_at_ns = self._now_ns()
         return row.boot
 
-    def renew(self, author: Author) -> Renewal:
+    def renew(self, author: GroupAuthor) -> LeaseRenewal:
         row = self.servers[author.server]
         alive = row.boot == author.boot and (author.term == 0 or self.seats[-1].term == author.term)
         if alive:
             row.renewed_at_ns = self._now_ns()
-        return Renewal(alive=alive, holder=self.seats[-1], now_ns=self._now_ns())
+        return LeaseRenewal(alive=alive, holder=self.seats[-1], now_ns=self._now_ns())
 
     def living(self, life_seconds: float) -> dict[str, int]:
         since = self._now_ns() - life_seconds * SECOND_NS
@@ -224,12 +226,12 @@ class MemoryDatabase:
         now = self._now_ns() / SECOND_NS
         return {agent: now - at for (where, agent), at in self.heard.items() if where == channel}
 
-    def leave(self, author: Author) -> None:
+    def leave(self, author: GroupAuthor) -> None:
         row = self.servers[author.server]
         if row.boot == author.boot:
             row.renewed_at_ns = 0
 
-    def take_over(self, before: Mark, author: Author, life_seconds: float) -> Outcome:
+    def take_over(self, before: DatabaseMark, author: GroupAuthor, life_seconds: float) -> GroupOutcome:
         holder = self.seats[-1]
         row = self.servers.get(holder.server)
         living = (
@@ -339,17 +341,17 @@ class MemoryEngine:
     def _lock(self) -> MemoryDatabase | None:
         return None if self._database.defects.lock_is_not_waited_for else self._database
 
-    async def commit(self, group: WriteGroup) -> Outcome:
+    async def commit(self, group: WriteGroup) -> GroupOutcome:
         return await self.link.call(lambda: self._database.commit(group), self._lock)
 
-    async def commit_alone(self, *, after: int, limit: int, draft: Drafting) -> Outcome | None:
+    async def commit_alone(self, *, after: int, limit: int, draft: Drafting) -> GroupOutcome | None:
         database, holder = self._database, object()
 
         def locked() -> GroupPage:
             database.lock(holder)
             return database.page(after, limit)
 
-        def written(group: WriteGroup) -> Outcome:
+        def written(group: WriteGroup) -> GroupOutcome:
             if database.locked_by is not holder and not database.defects.lock_is_not_waited_for:
                 raise Unavailable("the transaction was ended, it was idle")
             if database.defects.lock_is_not_waited_for:  # it believes that nobody else has written
@@ -369,7 +371,7 @@ class MemoryEngine:
                 database.unlock(holder)
         return None if group is None else await self.link.call(lambda: written(group))
 
-    async def settle(self, before: Mark, group_id: bytes, author: Author) -> Outcome:
+    async def settle(self, before: DatabaseMark, group_id: bytes, author: GroupAuthor) -> GroupOutcome:
         return await self.link.call(lambda: self._database.settle(before, group_id, author), self._lock)
 
     async def groups(self, *, after: int, limit: int) -> GroupPage:
@@ -378,7 +380,7 @@ class MemoryEngine:
     async def trim(self, limit: int) -> int:
         return await self.link.call(self._database.trim)
 
-    async def mark(self) -> Mark:
+    async def mark(self) -> DatabaseMark:
         return await self.link.call(lambda: self._database.head.mark)
 
     async def lineage(self) -> str:
@@ -387,27 +389,27 @@ class MemoryEngine:
     async def enlist(self, server: str, levels: Levels = SUPPORTED) -> int:
         return await self.link.call(lambda: self._database.enlist(server, levels))
 
-    async def renew(self, author: Author, number: int = 0) -> Renewal:
+    async def renew(self, author: GroupAuthor, number: int = 0) -> LeaseRenewal:
         del number  # only shown to people
         return await self.link.call(lambda: self._database.renew(author))
 
-    async def take_over(self, before: Mark, author: Author, life_seconds: float) -> Outcome:
+    async def take_over(self, before: DatabaseMark, author: GroupAuthor, life_seconds: float) -> GroupOutcome:
         return await self.link.call(
             lambda: self._database.take_over(before, author, life_seconds), self._lock
         )
 
     @asynccontextmanager
-    async def load(self, kinds: Sequence[str]) -> AsyncIterator[Contents]:
+    async def load(self, kinds: Sequence[str]) -> AsyncIterator[StoreContents]:
         yield await self.link.call(lambda: self._loaded(kinds))
 
-    def _loaded(self, kinds: Sequence[str]) -> Contents:
+    def _loaded(self, kinds: Sequence[str]) -> StoreContents:
         database = self._database
         rows = [row for row in database.resources.values() if row.kind in kinds]
 
         async def pages() -> AsyncIterator[Sequence[ResourceRow]]:
             yield rows
 
-        return Contents(
+        return StoreContents(
             mark=database.head.mark,
             lineage=database.lineage,
             first_revision=0,
@@ -440,7 +442,7 @@ class MemoryEngine:
     async def audit(self, *, after: int = 0) -> AsyncGenerator[Sequence[audit.Row], None]:
         yield [row for row in self._database.audit if row.seq > after]
 
-    async def leave(self, author: Author) -> None:
+    async def leave(self, author: GroupAuthor) -> None:
         await self.link.call(lambda: self._database.leave(author))
 
     async def hear(self, channel: str, seconds_ago: Mapping[str, float]) -> None:

@@ -14,7 +14,7 @@ from support.shared.storekit import KINDS
 from support.shared.virtual_loop import LoopClock
 
 from fleetplane.kernel.commands import COMMAND, COMMAND_TARGET
-from fleetplane.kernel.presence import PRESENCE, Heard, PresenceSpec, Whereabouts
+from fleetplane.kernel.presence import PRESENCE, LastSeen, PresenceSpec, Whereabouts
 from fleetplane.kernel.store import Store, StoreSettings
 from fleetplane.kernel.store.servers.standby import Standby
 
@@ -38,7 +38,7 @@ class Server:
     link: Link
     clock: LoopClock
     where: Whereabouts
-    ears: Heard
+    ears: LastSeen
     moved: list[tuple[str, int]] = field(default_factory=list)
     ended: list[tuple[str, int]] = field(default_factory=list)
     """What was told while this server had the seat."""
@@ -49,7 +49,7 @@ class Server:
     def begin_anew(self) -> None:
         """Forget who is here, as a server does that takes the seat and is built again."""
         self.where = Whereabouts(self.store, self.clock, channel=CHANNEL)
-        self.ears = Heard(self.store, self.clock, channel=CHANNEL)
+        self.ears = LastSeen(self.store, self.clock, channel=CHANNEL)
 
     def kill(self) -> None:
         """The process is gone, and nothing of it reaches the database any more."""
@@ -81,7 +81,7 @@ class Cluster:
             link=link,
             clock=clock,
             where=Whereabouts(standby.store, clock, channel=CHANNEL),
-            ears=Heard(standby.store, clock, channel=CHANNEL),
+            ears=LastSeen(standby.store, clock, channel=CHANNEL),
         )
         begun = asyncio.Event()
         server.task = asyncio.create_task(self._live(server, standby, begun))

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from fleetplane.kernel.resources import AnyResource, Key
-from fleetplane.kernel.store.draft import Changes, Draft
+from fleetplane.kernel.store.draft import Draft, DraftChanges
 from fleetplane.kernel.store.engine import Claim
-from fleetplane.kernel.store.group import Group, Result
+from fleetplane.kernel.store.group import GroupState, TransactionResult
 from fleetplane.kernel.watch import EventType
 
 Outline = tuple[str, tuple[object, ...], object]
@@ -40,11 +40,16 @@ class Nothing:
 @contextmanager
 def run_twice(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Yields the actions that were run so; at the end, fails for those that differed."""
-    run, seen, wrong = Group.run, list[str](), list[str]()
+    run, seen, wrong = GroupState.run, list[str](), list[str]()
 
     def again(
-        self: Group, change: Callable[[Draft], object], *, actor: str, action: str, touches: Collection[Key]
-    ) -> Result:
+        self: GroupState,
+        change: Callable[[Draft], object],
+        *,
+        actor: str,
+        action: str,
+        touches: Collection[Key],
+    ) -> TransactionResult:
         first = _outline(self, self, change, touches)
         _outline(self, Nothing(), change, touches)
         second = _outline(self, self, change, touches)
@@ -54,14 +59,14 @@ def run_twice(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         return run(self, change, actor=actor, action=action, touches=touches)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Group, "run", again)
+        patched.setattr(GroupState, "run", again)
         yield seen
     if wrong:
         raise AssertionError(f"changes differ when they are run again: {wrong}")
 
 
 def _outline(
-    group: Group, ground: Any, change: Callable[[Draft], object], touches: Collection[Key]
+    group: GroupState, ground: Any, change: Callable[[Draft], object], touches: Collection[Key]
 ) -> Outline:
     """What a change comes to on a state: its error, or what it changes, without what is drawn by lot."""
     draft = Draft(ground, revision=group.revision + 1, clock=group._clock)
@@ -73,7 +78,7 @@ def _outline(
     return "changed", tuple(_of(changes)), None
 
 
-def _of(changes: Changes) -> Iterator[object]:
+def _of(changes: DraftChanges) -> Iterator[object]:
     for change in changes.resources:
         resource, type_ = change.event.resource, change.event.type
         name = "" if type_ is EventType.ADDED else resource.name  # which may be drawn by lot

@@ -15,17 +15,17 @@ from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.resources import AnyKind, Kind, Resource
 from fleetplane.kernel.store import Committed, Draft, Store, StoreSettings
 from fleetplane.kernel.store.engine import (
-    Author,
-    Contents,
+    DatabaseMark,
     Engine,
+    GroupAuthor,
+    GroupOutcome,
     GroupPage,
     HistoryPage,
-    Mark,
-    Outcome,
+    StoreContents,
     WriteGroup,
 )
 from fleetplane.kernel.store.engines.sqlite import SqliteEngine
-from fleetplane.kernel.watch import Batch, Event, Watch
+from fleetplane.kernel.watch import Event, EventBatch, Watch
 
 DEADLINE_SECONDS = 60.0
 
@@ -90,16 +90,16 @@ async def put_together(store: Store, names: Sequence[str], value: int) -> int:
     return done.revision
 
 
-async def taken(watch: Watch, until: int) -> list[Batch]:
+async def taken(watch: Watch, until: int) -> list[EventBatch]:
     """Batches until the watch has reached a revision."""
-    batches: list[Batch] = []
+    batches: list[EventBatch] = []
     async with asyncio.timeout(DEADLINE_SECONDS):
         while watch.revision < until:
             batches.append(await watch.next(idle_seconds=0.05))
     return batches
 
 
-def flat(batches: Sequence[Batch]) -> list[Event]:
+def flat(batches: Sequence[EventBatch]) -> list[Event]:
     return [event for batch in batches for event in batch.events]
 
 
@@ -108,7 +108,7 @@ def told(events: Sequence[Event]) -> list[tuple[str, str, int]]:
     return [(event.type.value, event.resource.name, event.resource.spec.value) for event in events]
 
 
-async def audit_of(store: Store) -> audit.Verdict:
+async def audit_of(store: Store) -> audit.ChainVerdict:
     return audit.verify([row async for row in store.audit()], store.audit_head())
 
 
@@ -139,7 +139,7 @@ class FaultyEngine:
         self.unreadable = 0
         """How many times asking what became of a group will fail."""
 
-    async def commit(self, group: WriteGroup) -> Outcome:
+    async def commit(self, group: WriteGroup) -> GroupOutcome:
         self.committing.set()
         await self.gate.wait()
         self.commits.append(group)
@@ -154,7 +154,7 @@ class FaultyEngine:
             raise error
         return outcome
 
-    async def settle(self, before: Mark, group_id: bytes, author: Author) -> Outcome:
+    async def settle(self, before: DatabaseMark, group_id: bytes, author: GroupAuthor) -> GroupOutcome:
         if self.unreadable > 0:
             self.unreadable -= 1
             from fleetplane.kernel.errors import Unavailable
@@ -162,7 +162,7 @@ class FaultyEngine:
             raise Unavailable("the disk is gone")
         return await self._engine.settle(before, group_id, author)
 
-    async def mark(self) -> Mark:
+    async def mark(self) -> DatabaseMark:
         return await self._engine.mark()
 
     async def groups(self, *, after: int, limit: int) -> GroupPage:
@@ -174,7 +174,7 @@ class FaultyEngine:
     async def lineage(self) -> str:
         return await self._engine.lineage()
 
-    def load(self, kinds: Sequence[str]) -> AbstractAsyncContextManager[Contents]:
+    def load(self, kinds: Sequence[str]) -> AbstractAsyncContextManager[StoreContents]:
         return self._engine.load(kinds)
 
     async def history(self, kind: str, *, after: int, until: int, limit: int) -> HistoryPage:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetplane.kernel.clock import Clock, SystemClock
-from fleetplane.kernel.telemetry import Line, LineQuery, Point, Telemetry, TelemetryLimits
+from fleetplane.kernel.telemetry import LineQuery, LogRecord, Point, Telemetry, TelemetryLimits
 from fleetplane.sim.clock import VirtualClock
 
 SECOND = 1_000_000_000
@@ -41,9 +41,11 @@ def point(value: float, *, at: float = 0, **about: Any) -> Point:
     return Point(at_ns=NOW + round(at * SECOND), value=value, **given)
 
 
-def line(number: int, *, at: float = 0, **about: Any) -> Line:
+def line(number: int, *, at: float = 0, **about: Any) -> LogRecord:
     given = {"scope": "org/a", "stream": "access", "source": "one", "body": b"%d" % number, **about}
-    return Line(at_ns=NOW + round(at * SECOND), identity=given.pop("identity", f"line-{number}"), **given)
+    return LogRecord(
+        at_ns=NOW + round(at * SECOND), identity=given.pop("identity", f"line-{number}"), **given
+    )
 
 
 def asked(**about: Any) -> LineQuery:

@@ -54,7 +54,7 @@ PASSING_CODES = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class GpuChange:
     kind: str
     """ADDED, MODIFIED or DELETED."""
     gpu: gpu_pb2.Gpu
@@ -177,7 +177,7 @@ def _take(source: queue.Queue[T]) -> T:
             return source.get(timeout=WAIT_SLICE_SECONDS)
 
 
-class Watch:
+class GpuWatch:
     """What a watcher knows: the GPUs, and the version it has seen everything up to.
 
     Pure: it turns lists and stream events into changes and never calls anyone.
@@ -187,40 +187,40 @@ class Watch:
         self.gpus: dict[str, gpu_pb2.Gpu] = {}
         self.version = ""
 
-    def on_list(self, listed: gpu_pb2.GpuList) -> Iterator[Change]:
+    def on_list(self, listed: gpu_pb2.GpuList) -> Iterator[GpuChange]:
         """Every difference between what we knew and what is there now."""
         present = {name_of(gpu): gpu for gpu in listed.items}
         self.version = listed.metadata.resource_version
         for name in sorted(self.gpus.keys() - present.keys()):
-            yield Change(kind="DELETED", gpu=self.gpus.pop(name))
+            yield GpuChange(kind="DELETED", gpu=self.gpus.pop(name))
         for name, gpu in present.items():
             known = self.gpus.get(name)
             self.gpus[name] = gpu
             if known is None:
-                yield Change(kind="ADDED", gpu=gpu)
+                yield GpuChange(kind="ADDED", gpu=gpu)
             elif known.resource_version != gpu.resource_version:
-                yield Change(kind="MODIFIED", gpu=gpu)
+                yield GpuChange(kind="MODIFIED", gpu=gpu)
 
-    def on_event(self, event: gpu_pb2.WatchGpusResponse) -> Iterator[Change]:
+    def on_event(self, event: gpu_pb2.WatchGpusResponse) -> Iterator[GpuChange]:
         gpu, name = event.object, name_of(event.object)
         self.version = str(gpu.resource_version)
         known = self.gpus.get(name)
         if event.type == "DELETED":
             if self.gpus.pop(name, None) is not None:
-                yield Change(kind="DELETED", gpu=gpu)
+                yield GpuChange(kind="DELETED", gpu=gpu)
         elif known is None or known.resource_version != gpu.resource_version:
             self.gpus[name] = gpu
-            yield Change(kind="ADDED" if known is None else "MODIFIED", gpu=gpu)
+            yield GpuChange(kind="ADDED" if known is None else "MODIFIED", gpu=gpu)
 
 
 def follow(
     client: DeviceClient,
-    watch: Watch,
+    watch: GpuWatch,
     *,
     seconds: float | None,
     on_gap: Callable[[str, float], None],
     sleep: Callable[[float], None] = time.sleep,
-) -> Iterator[Change]:
+) -> Iterator[GpuChange]:
     """All GPUs, then every change, over any number of connections, until the time is up.
 
     Picks up where it was; when the server no longer knows that place, by a new list. The first

@@ -17,7 +17,7 @@ from fleetplane.cli.progress import working
 from fleetplane.client.local import socket_of
 
 
-class Connection:
+class OwnerConnection:
     """One channel and one stub; a context manager."""
 
     def __init__(self, channel: grpc.Channel, stub: Any, call_seconds: float) -> None:
@@ -38,7 +38,7 @@ class Connection:
             return away(lambda: getattr(self._stub, method)(request, timeout=self._call_seconds))
 
 
-class OwnerClient(Connection):
+class OwnerClient(OwnerConnection):
     """The server's owner, at its socket."""
 
     stub: ClassVar[type[Any]]

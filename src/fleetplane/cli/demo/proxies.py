@@ -17,7 +17,7 @@ PORTS = (8081, 8082)
 CALL_SECONDS = 20.0
 
 
-class Server:
+class DemoServer:
     """What is needed of the server's REST interface; a context manager."""
 
     def __init__(self, address: str) -> None:
@@ -52,7 +52,7 @@ class Server:
         return self._http.get("/.well-known/ca.pem").raise_for_status().content
 
 
-def prepare(server: Server, password: str, states: Sequence[Path], backend: str) -> None:
+def prepare(server: DemoServer, password: str, states: Sequence[Path], backend: str) -> None:
     """The place, what is served there, and a token for each agent that has none yet."""
     server.log_in(password)
     organization = server.find_or_make("/organizations", "slug", {"name": "Demo", "slug": "demo"})
@@ -104,7 +104,7 @@ def commands(
 ) -> tuple[list[list[str]], list[int]]:
     """What `fleetplane` is given to start each agent, and the port its NGINX will serve on."""
     states = [folder.absolute() / str(number) for number in range(len(PORTS))]
-    with Server(listeners["web"][0]) as server:
+    with DemoServer(listeners["web"][0]) as server:
         prepare(server, password, states, backend)
         (folder / "ca.pem").write_bytes(server.authority())
     ports = [free(port) for port in PORTS]

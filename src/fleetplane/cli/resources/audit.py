@@ -10,7 +10,7 @@ import click
 
 from fleetplane.cli.clients.rest_client import rest_options
 from fleetplane.cli.output import flat, say
-from fleetplane.cli.resources.show import Form, emit_data, form_option, safe_json
+from fleetplane.cli.resources.show import OutputForm, emit_data, form_option, safe_json
 from fleetplane.kernel.errors import IntegrityError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ CHANGES_SHOWN = 3
 )
 @form_option
 @rest_options
-def list_entries(goes_on: bool, tail: int, fields: str, output: Form, **where: Any) -> None:
+def list_entries(goes_on: bool, tail: int, fields: str, output: OutputForm, **where: Any) -> None:
     """Show who changed what, oldest first; with -f, go on with what is changed.
 
     `fleetplane get audit-entries` lists all of them, newest first.
@@ -109,7 +109,7 @@ def number_of(entry: Mapping[str, Any]) -> int:
         raise IntegrityError(f"the server's answer is no entry of an audit log: {error!r}") from error
 
 
-def emit_entry(form: Form, entry: Mapping[str, Any]) -> None:
+def emit_entry(form: OutputForm, entry: Mapping[str, Any]) -> None:
     """One entry, on a line of its own where people and scripts read lines."""
     if form.is_table:
         click.echo(line_of(entry))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fleetplane.cli.clients.rest_client import rest_options
-from fleetplane.cli.output import Cell, Table, emit_table, flat, say
+from fleetplane.cli.output import Cell, PrintedTable, emit_table, flat, say
 from fleetplane.cli.parameters import DURATION
 from fleetplane.cli.progress import working
 from fleetplane.cli.resources.kinds import (
@@ -19,7 +19,7 @@ from fleetplane.cli.resources.kinds import (
     scope_options,
     targets,
 )
-from fleetplane.cli.resources.show import Form, emit_data, emit_rows, form_option, safe_json, style_of
+from fleetplane.cli.resources.show import OutputForm, emit_data, emit_rows, form_option, safe_json, style_of
 from fleetplane.client.places import Place
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def get(
     all_scopes: bool,
     wait_for: str,
     wait_timeout: float,
-    output: Form,
+    output: OutputForm,
     **where: Any,
 ) -> None:
     """Show objects: all of a kind, or those that are named.
@@ -120,7 +120,9 @@ def _items(kinds: Kinds, kind: str, query: Any) -> list[Any]:
     return kinds.using(kind, read)
 
 
-def _show_table(kinds: Kinds, kind: str, query: Any, form: Form, fleet: Fleet, *, several: bool) -> None:
+def _show_table(
+    kinds: Kinds, kind: str, query: Any, form: OutputForm, fleet: Fleet, *, several: bool
+) -> None:
     def read(resources: Resources) -> tuple[str, list[Any]]:
         return resources.plural, list(resources.contents(query, as_table=True))
 
@@ -140,7 +142,7 @@ def empty(plural: str, query: Any, fleet: Fleet) -> str:
     return f"no {plural} {where}{with_what} ({server}{advice})"
 
 
-def _show_named(kinds: Kinds, wanted: list[tuple[str, str]], scope: str, form: Form) -> None:
+def _show_named(kinds: Kinds, wanted: list[tuple[str, str]], scope: str, form: OutputForm) -> None:
     from fleetplane.client.requests import Query
 
     several = len({kind for kind, _ in wanted}) > 1
@@ -247,7 +249,7 @@ def _print_object(found: Object) -> None:
             for one in found.conditions
         ]
         columns = ("  TYPE", "STATUS", "REASON", "CHANGED", "MESSAGE")
-        emit_table(Table(columns=columns, rows=rows, empty=""))
+        emit_table(PrintedTable(columns=columns, rows=rows, empty=""))
 
 
 def _print_explained(told: Mapping[str, Any]) -> None:
@@ -281,7 +283,7 @@ def watch(
     all_scopes: bool,
     seconds: float | None,
     only_changes: bool,
-    output: Form,
+    output: OutputForm,
     **where: Any,
 ) -> None:
     """Follow objects of one kind or several, in one stream.
@@ -312,7 +314,7 @@ def follow(
     kinds: Kinds,
     words: list[str],
     scope: str,
-    form: Form,
+    form: OutputForm,
     *,
     labels: str = "",
     fields: str = "",
@@ -390,7 +392,7 @@ def events(
     scope: str,
     tenant: str,
     all_scopes: bool,
-    output: Form,
+    output: OutputForm,
     **where: Any,
 ) -> None:
     """Show what happened; with -f, go on with what happens."""
@@ -458,7 +460,7 @@ def delete(
 @click.command()
 @form_option
 @rest_options
-def kinds(output: Form, **where: Any) -> None:
+def kinds(output: OutputForm, **where: Any) -> None:
     """List the kinds of things that a server looks after, and what you may do with each."""
     with connected(where) as fleet:
         found = Kinds(fleet).all()
@@ -479,5 +481,7 @@ def kinds(output: Form, **where: Any) -> None:
         for one in found
     ]
     emit_table(
-        Table(columns=("NAME", "SHORT", "YOU MAY", "ACTIONS", "SUMMARY"), rows=rows, empty="nothing to see")
+        PrintedTable(
+            columns=("NAME", "SHORT", "YOU MAY", "ACTIONS", "SUMMARY"), rows=rows, empty="nothing to see"
+        )
     )

@@ -8,16 +8,16 @@ import click
 
 from fleetplane.cli.clients.rest_client import rest_options
 from fleetplane.cli.exits import Exit
-from fleetplane.cli.output import Cell, Table, emit_table, flat, say
+from fleetplane.cli.output import Cell, PrintedTable, emit_table, flat, say
 from fleetplane.cli.resources.get import connected
 from fleetplane.cli.resources.kinds import Kinds, scope_of, scope_options
-from fleetplane.cli.resources.show import Form, emit_data, form_option
+from fleetplane.cli.resources.show import OutputForm, emit_data, form_option
 
 
 @click.command()
 @form_option
 @rest_options
-def whoami(output: Form, **where: Any) -> None:
+def whoami(output: OutputForm, **where: Any) -> None:
     """Show who you are to the server, with every role and what gave it."""
     from fleetplane.client import requests
 
@@ -36,7 +36,7 @@ def whoami(output: Form, **where: Any) -> None:
         ]
         for one in told.get("roles") or ()
     ]
-    emit_table(Table(columns=("ROLE", "SCOPE", "GIVEN BY"), rows=rows, empty="no roles"))
+    emit_table(PrintedTable(columns=("ROLE", "SCOPE", "GIVEN BY"), rows=rows, empty="no roles"))
 
 
 @click.command("can-i")
@@ -47,7 +47,14 @@ def whoami(output: Form, **where: Any) -> None:
 @form_option
 @rest_options
 def can_i(
-    verb: str, kind: str, name: str, scope: str, tenant: str, all_scopes: bool, output: Form, **where: Any
+    verb: str,
+    kind: str,
+    name: str,
+    scope: str,
+    tenant: str,
+    all_scopes: bool,
+    output: OutputForm,
+    **where: Any,
 ) -> None:
     """Ask whether you may do something with a kind, or with one object. Exits 0 if so, 3 if not.
 

@@ -14,7 +14,7 @@ from fleetplane.cli.output import flat, say
 from fleetplane.cli.parameters import DURATION
 from fleetplane.cli.resources.get import WAIT_SECONDS, connected
 from fleetplane.cli.resources.kinds import Kinds, complete_targets, named_target, scope_of, scope_options
-from fleetplane.cli.resources.show import Form, emit_data, form_option, safe_json
+from fleetplane.cli.resources.show import OutputForm, emit_data, form_option, safe_json
 from fleetplane.kernel.errors import Conflict, InvalidArgument, PermissionDenied
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ def plan(
     scope: str,
     tenant: str,
     all_scopes: bool,
-    output: Form,
+    output: OutputForm,
     **where: Any,
 ) -> None:
     """Show what applying objects would change, and keep that as a plan.
@@ -278,7 +278,7 @@ def apply(
     policy_file: Path | None,
     wait: bool,
     wait_timeout: float,
-    output: Form,
+    output: OutputForm,
     **where: Any,
 ) -> None:
     """Make things as files say, all of it or nothing: plan and apply together, or a plan by its id.
@@ -404,4 +404,4 @@ def export(words: str, scope: str, tenant: str, all_scopes: bool, output: str, *
     with connected(where) as fleet:
         place = scope_of(fleet, scope, tenant, all_scopes)
         told = requests.mapping(fleet.call(requests.export(place, words)))
-    emit_data(Form(name=output), {"kind": "export", "objects": told.get("objects", [])})
+    emit_data(OutputForm(name=output), {"kind": "export", "objects": told.get("objects", [])})

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
-from fleetplane.cli.output import Cell, Table, emit_table, flat, say, yaml_text
+from fleetplane.cli.output import Cell, PrintedTable, emit_table, flat, say, yaml_text
 from fleetplane.cli.resources import jsonpath
 from fleetplane.kernel.errors import IntegrityError
 
@@ -28,7 +28,7 @@ MIDDLING = frozenset({"unknown", "degraded", "partly_failed", "pending", "stale"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Form:
+class OutputForm:
     """How to print."""
 
     name: str
@@ -40,18 +40,18 @@ class Form:
         return self.name in ("table", "wide")
 
 
-class _FormType(click.ParamType[Form]):
+class _FormType(click.ParamType[OutputForm]):
     name = "format"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Form:
-        if isinstance(value, Form):
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> OutputForm:
+        if isinstance(value, OutputForm):
             return value
         text = str(value)
         if text.startswith(JSONPATH):
-            return Form(name="jsonpath", path=jsonpath.parsed(text.removeprefix(JSONPATH)))
+            return OutputForm(name="jsonpath", path=jsonpath.parsed(text.removeprefix(JSONPATH)))
         if text not in FORMS:
             self.fail(f"{text!r} is none of {', '.join(FORMS)}, jsonpath=PATH", param, ctx)
-        return Form(name=text)
+        return OutputForm(name=text)
 
 
 def _complete(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -72,7 +72,7 @@ def form_option(command: F) -> F:
     )(command)
 
 
-def emit_data(form: Form, data: Any) -> None:
+def emit_data(form: OutputForm, data: Any) -> None:
     """Print an object or a list of objects for programs."""
     match form.name:
         case "json":
@@ -119,7 +119,7 @@ def emit_rows(
         say(empty())
 
 
-def drawn_table(contents: Sequence[Any], *, wide: bool, kind: str, now: float) -> Table:
+def drawn_table(contents: Sequence[Any], *, wide: bool, kind: str, now: float) -> PrintedTable:
     """The pages of a table as one table; with scopes, where they differ. Pure."""
     try:
         columns = [
@@ -139,7 +139,7 @@ def drawn_table(contents: Sequence[Any], *, wide: bool, kind: str, now: float) -
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise IntegrityError(f"the server's answer is no table: {error!r}") from error
     titles = [*(["SCOPE"] if has_scope else []), *(columns[index][0] for index in shown)]
-    return Table(columns=[flat(title) for title in titles], rows=cells, empty="")
+    return PrintedTable(columns=[flat(title) for title in titles], rows=cells, empty="")
 
 
 def _cell(column: tuple[str, str, bool], value: Any, kind: str, index: int, now: float) -> Cell:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fleetplane.cli.clients.rest_client import rest_options
-from fleetplane.cli.output import Cell, Table, emit_table, has_colour, say, terminal_table
+from fleetplane.cli.output import Cell, PrintedTable, emit_table, has_colour, say, terminal_table
 from fleetplane.cli.parameters import DURATION
 from fleetplane.cli.progress import drawing
 from fleetplane.cli.resources.kinds import Kinds, scope_of, scope_options
-from fleetplane.cli.resources.show import Form, age, emit_data, form_option, style_of
+from fleetplane.cli.resources.show import OutputForm, age, emit_data, form_option, style_of
 
 if TYPE_CHECKING:
     from fleetplane.client.sync import Fleet
@@ -51,7 +51,7 @@ def top(
     scope: str,
     tenant: str,
     all_scopes: bool,
-    output: Form,
+    output: OutputForm,
     **where: Any,
 ) -> None:
     """Show machines and GPUs, the state of each, when it was heard of, and its latest figures.
@@ -123,10 +123,10 @@ def row_of(shown: Mapping[str, Any], figures: Mapping[str, Any]) -> dict[str, An
     }
 
 
-def drawn(rows: Sequence[Mapping[str, Any]], now: float) -> Table:
+def drawn(rows: Sequence[Mapping[str, Any]], now: float) -> PrintedTable:
     """The table of all of them; columns of figures that nobody has are left out. Pure."""
     columns = [one for one in FIGURES if any(one[1] in row["figures"] for row in rows)]
-    return Table(
+    return PrintedTable(
         columns=("NAME", "STATE", "SEEN", *(title for title, _, _ in columns)),
         rows=[list(_cells(row, columns, now)) for row in rows],
         empty="",

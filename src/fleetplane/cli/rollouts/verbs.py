@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from fleetplane.cli.clients.rest_client import rest_options
-from fleetplane.cli.output import Cell, Format, Table, emit, flat, format_option
+from fleetplane.cli.output import Cell, Format, PrintedTable, emit, flat, format_option
 from fleetplane.cli.rollouts.policy_files import policy_of
 from fleetplane.client.places import Place
 
@@ -83,7 +83,7 @@ def start(
     if output is Format.TABLE:
         click.echo(f"rollout {made['id']} to version {made['to']} started with {made['total']} targets")
     else:
-        emit(output, made, Table(columns=(), rows=(), empty=""))
+        emit(output, made, PrintedTable(columns=(), rows=(), empty=""))
 
 
 def _show_plan(found: Mapping[str, Any], output: Format) -> None:
@@ -96,7 +96,11 @@ def _show_plan(found: Mapping[str, Any], output: Format) -> None:
         ]
         for number, one in enumerate(found["waves"], 1)
     ]
-    emit(output, found, Table(columns=("WAVE", "TAKES", "TARGETS", "NAMES"), rows=rows, empty="no waves"))
+    emit(
+        output,
+        found,
+        PrintedTable(columns=("WAVE", "TAKES", "TARGETS", "NAMES"), rows=rows, empty="no waves"),
+    )
     if output is Format.TABLE:
         click.echo(f"to version {found['to']}; {found['already']} targets have it already", err=True)
         for gate in found.get("gates", ()):
@@ -121,11 +125,11 @@ def status(rollout_id: str, scope: str, subject: str, targets: bool, output: For
         found = call("ListRollouts", {"scope": scope, "subject": subject})["rollouts"]
         rows = [[*_cells(one), Cell(text=one["scope"] or "everywhere")] for one in found]
         columns = ("ID", "SUBJECT", "TO", "PHASE", "WAVE", "TARGETS", "STARTED", "SCOPE")
-        emit(output, found, Table(columns=columns, rows=rows, empty="There are no rollouts."))
+        emit(output, found, PrintedTable(columns=columns, rows=rows, empty="There are no rollouts."))
         return
     one = call("GetRollout", {"id": rollout_id})
     if output is not Format.TABLE:
-        emit(output, one, Table(columns=(), rows=(), empty=""))
+        emit(output, one, PrintedTable(columns=(), rows=(), empty=""))
         return
     for line in _lines(one):
         click.echo(line)
@@ -141,7 +145,11 @@ def status(rollout_id: str, scope: str, subject: str, targets: bool, output: For
         if targets or target["error"]
     ]
     if shown:
-        emit(output, one, Table(columns=("TARGET", "WAVE", "STATE", "BEFORE", "ERROR"), rows=shown, empty=""))
+        emit(
+            output,
+            one,
+            PrintedTable(columns=("TARGET", "WAVE", "STATE", "BEFORE", "ERROR"), rows=shown, empty=""),
+        )
 
 
 def _cells(one: Mapping[str, Any]) -> list[Cell]:
@@ -276,7 +284,7 @@ def subjects(output: Format, **where: Any) -> None:
         for one in found
     ]
     empty = "Nothing that runs here can be rolled out."
-    emit(output, found, Table(columns=("SUBJECT", "WHAT", "GATES"), rows=rows, empty=empty))
+    emit(output, found, PrintedTable(columns=("SUBJECT", "WHAT", "GATES"), rows=rows, empty=empty))
 
 
 @rollout.group()
@@ -335,4 +343,4 @@ def list_policies(output: Format, **where: Any) -> None:
         for one in found
     ]
     columns = ("SUBJECT", "SCOPE", "WAVES", "STARTS", "BY")
-    emit(output, found, Table(columns=columns, rows=rows, empty="There are no rollout policies."))
+    emit(output, found, PrintedTable(columns=columns, rows=rows, empty="There are no rollout policies."))

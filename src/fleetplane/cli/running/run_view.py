@@ -48,7 +48,7 @@ class TargetDone:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Notice:
+class RunNotice:
     message: str
 
 
@@ -58,7 +58,7 @@ class RunDone:
     summary: dict[str, int]
 
 
-ShownEvent = TargetBegan | TargetPrinted | TargetDone | Notice | RunDone
+ShownEvent = TargetBegan | TargetPrinted | TargetDone | RunNotice | RunDone
 Translate = Callable[[str, dict[str, Any]], Iterator[ShownEvent]]
 """From an event's kind and data to what is shown of it."""
 
@@ -128,7 +128,7 @@ class Lines:
                 click.echo(f"{name}  {event.outcome}{code} {flat(event.words)}".rstrip())
             case RunDone():
                 click.echo(_ending(event), err=True)
-            case Notice():
+            case RunNotice():
                 click.echo(event.message, err=True)
             case TargetBegan():
                 pass
@@ -162,7 +162,7 @@ class Grid:
                 self._targets[event.name] = (event.outcome, flat(words))
             case RunDone():
                 self._summary = _ending(event)
-            case Notice():
+            case RunNotice():
                 pass
 
     def _draw(self) -> Any:

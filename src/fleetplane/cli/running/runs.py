@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from fleetplane.cli.exits import CommandFailed, Exit
-from fleetplane.cli.output import Cell, Format, Table, emit
+from fleetplane.cli.output import Cell, Format, PrintedTable, emit
 from fleetplane.cli.parameters import DURATION
 from fleetplane.cli.running.run_view import (
     STYLES,
-    Notice,
     RunDone,
+    RunNotice,
     ShownEvent,
     TargetBegan,
     TargetDone,
@@ -151,7 +151,7 @@ class RunVerbs:
             for one in found
         ]
         columns = ("RUN", "COMMAND", "STARTED", "STATE", "TARGETS")
-        emit(output, found, Table(columns=columns, rows=rows, empty="no runs"))
+        emit(output, found, PrintedTable(columns=columns, rows=rows, empty="no runs"))
 
     def show(self, run_id: str, output: Format) -> None:
         found = self.server.call("GET", f"{self.base}/runs/{run_id}")
@@ -166,7 +166,7 @@ class RunVerbs:
             for one in found["results"]
         ]
         columns = ("TARGET", "OUTCOME", "EXIT", "TOOK", "WORDS")
-        emit(output, found, Table(columns=columns, rows=rows, empty="nothing is kept of it"))
+        emit(output, found, PrintedTable(columns=columns, rows=rows, empty="nothing is kept of it"))
 
     def cancel(self, run_id: str) -> None:
         told = self.server.call("POST", f"{self.base}/runs/{run_id}/cancel")
@@ -185,7 +185,7 @@ class RunVerbs:
                 for one in found["skipped"]
             ),
         ]
-        emit(output, found, Table(columns=("TARGET", "TAKES PART"), rows=rows, empty="nobody"))
+        emit(output, found, PrintedTable(columns=("TARGET", "TAKES PART"), rows=rows, empty="nobody"))
 
 
 def shown(kind: str, data: dict[str, Any]) -> Iterator[ShownEvent]:
@@ -203,7 +203,7 @@ def shown(kind: str, data: dict[str, Any]) -> Iterator[ShownEvent]:
                 name=data["name"], outcome=data["outcome"], words=words, exit_code=data["exit_code"]
             )
         case "missing":
-            yield Notice(message=data["message"])
+            yield RunNotice(message=data["message"])
         case "run_ended":
             yield RunDone(state=data["state"], summary=data["summary"])
 

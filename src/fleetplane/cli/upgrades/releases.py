@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fleetplane.cli.clients.owner_options import owner_options
-from fleetplane.cli.output import Cell, Format, Table, emit, format_option
+from fleetplane.cli.output import Cell, Format, PrintedTable, emit, format_option
 from fleetplane.cli.parameters import DURATION
 
 if TYPE_CHECKING:
@@ -105,7 +105,9 @@ def show(version: str, data_dir: Path, output: Format) -> None:
 
     found = _call(data_dir, "GetRelease", pb.GetReleaseRequest(version=version))
     rows = [[Cell(text=one.name), Cell(text=str(one.size)), Cell(text=one.sha256)] for one in found.files]
-    emit(output, _plain(found), Table(columns=("FILE", "BYTES", "SHA256"), rows=rows, empty="No files."))
+    emit(
+        output, _plain(found), PrintedTable(columns=("FILE", "BYTES", "SHA256"), rows=rows, empty="No files.")
+    )
 
 
 @releases.command()
@@ -142,7 +144,9 @@ def _show(found: Sequence[pb.ReleaseView], output: Format) -> None:
         for one in found
     ]
     columns = ("VERSION", "FILES", "MIB", "FLOOR", "AGENTS", "ADDED", "NOTES")
-    emit(output, [_plain(one) for one in found], Table(columns=columns, rows=rows, empty="No releases."))
+    emit(
+        output, [_plain(one) for one in found], PrintedTable(columns=columns, rows=rows, empty="No releases.")
+    )
 
 
 def _plain(found: pb.ReleaseView) -> dict[str, Any]:

@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 
 from fleetplane import __version__
 from fleetplane.domains.blueprint import Kernel
-from fleetplane.domains.boards.ca.issued import Certificates
+from fleetplane.domains.boards.ca.issued import IssuedCertificates
 from fleetplane.domains.boards.ca.rules import DOMAINS
 from fleetplane.domains.boards.grpc.callers import Callers
 from fleetplane.domains.boards.grpc.nodes import NodeView
 from fleetplane.domains.boards.inventory.boards import Boards, status_of
 from fleetplane.domains.boards.inventory.clusters import Clusters
-from fleetplane.domains.boards.inventory.last_seen import Presence
+from fleetplane.domains.boards.inventory.last_seen import BoardPresence
 from fleetplane.domains.boards.inventory.liveness import BoardController, BoardPolicy
 from fleetplane.domains.boards.inventory.service_reports import ServiceReports
 from fleetplane.domains.boards.joining.approvals import Approvals
-from fleetplane.domains.boards.joining.enrolment import CERTIFICATE_DAYS, Enrolment
+from fleetplane.domains.boards.joining.enrolment import CERTIFICATE_DAYS, BoardEnrolment
 from fleetplane.domains.boards.joining.join_tokens import JoinTokens
 from fleetplane.domains.boards.kinds import number_of
 from fleetplane.domains.boards.pins.devices import Devices, guard_boards
@@ -27,7 +27,7 @@ from fleetplane.domains.boards.sets.delivery import BoardSets
 from fleetplane.domains.boards.wire import pins as gpio_wire
 from fleetplane.gen.pi_controller import pi_controller_pb2 as pi
 from fleetplane.kernel.identity.revocation_lists import AcceptingAgent, RevocationLists
-from fleetplane.kernel.presence.heard import Heard
+from fleetplane.kernel.presence.heard import LastSeen
 from fleetplane.kernel.sessions.sessions import Sessions
 
 
@@ -68,18 +68,18 @@ class BoardCore:
         self.boards = Boards(store, deletion_guards=(guard_boards,))
         self.devices = Devices(store, clock, unprotected=options.unprotected_pins)
         self.clusters = Clusters(store)
-        self.certificates = Certificates(store, kernel.revocations)
+        self.certificates = IssuedCertificates(store, kernel.revocations)
         self.sets = BoardSets(store, clock, self._cluster_names)
         self.join_tokens = JoinTokens(store, kernel.authority, clock)
         self.approvals = Approvals(store)
-        self.presence = Presence()
+        self.presence = BoardPresence()
         self.service_reports = ServiceReports(store)
         self.callers = Callers(self.boards, self.presence)
         self.view = NodeView(self.presence, self._devices_of)
         self.sessions = Sessions(kernel.revocations)
         self.revocation_lists = kernel.revocation_lists or RevocationLists(store, kernel.authority, clock)
         self.revocation_lists.expect(self._callers)
-        self.enrolment = Enrolment(
+        self.enrolment = BoardEnrolment(
             store,
             self.boards,
             kernel.authority,
@@ -96,7 +96,7 @@ class BoardCore:
             join_tokens=self.join_tokens,
             policy=BoardPolicy(heartbeat_seconds=options.heartbeat_seconds),
             attention=kernel.attention,
-            heard=Heard(store, clock, channel="boards") if store.shared else None,
+            heard=LastSeen(store, clock, channel="boards") if store.shared else None,
         )
 
     def _cluster_names(self) -> dict[int, str]:

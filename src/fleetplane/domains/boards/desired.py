@@ -12,7 +12,7 @@ from fleetplane.domains.boards.kinds import BOARD, CLUSTER, SCOPE, Board, Cluste
 from fleetplane.domains.boards.pins.devices import Devices, remove_device
 from fleetplane.domains.boards.pins.kinds import GPIO_DEVICE, Device, GpioSpec, device_number
 from fleetplane.domains.boards.resources import MIRROR, TENANT, ClusterSpecView, cluster_place
-from fleetplane.fleet.resources.declaration import Reading, Writable, WriteCall
+from fleetplane.fleet.resources.declaration import ViewReader, Writable, WriteCall
 from fleetplane.kernel.errors import InvalidArgument, NotFound, PermissionDenied
 from fleetplane.kernel.resources import AnyResource
 from fleetplane.kernel.store import Draft
@@ -136,7 +136,9 @@ def delete_pin(call: WriteCall) -> None:
     remove_device(call.draft, device_number(call.stored), holder=call.actor)
 
 
-def pin_disturbs(before: AnyResource | None, after: AnyResource | None, _reading: Reading) -> Sequence[str]:
+def pin_disturbs(
+    before: AnyResource | None, after: AnyResource | None, _reading: ViewReader
+) -> Sequence[str]:
     """What happens on the wire."""
     if before is not None and after is None:
         return ("the board gives the pin up",)

@@ -44,7 +44,7 @@ class BoardRole(StrEnum):
     WORKER = "worker"
 
 
-class Silence(StrEnum):
+class BoardSilence(StrEnum):
     """How long nothing was heard."""
 
     NONE = "none"
@@ -63,11 +63,11 @@ class ClusterState(StrEnum):
     FAILED = "failed"
 
 
-class Spec(msgspec.Struct, frozen=True, kw_only=True):
+class BoardsSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Fields may be added later: what is stored keeps field names, and new fields have defaults."""
 
 
-class BoardSpec(Spec, frozen=True):
+class BoardSpec(BoardsSpec, frozen=True):
     """What the board is, by its own word and its operators'."""
 
     name: str
@@ -100,14 +100,14 @@ class AgentDialect(StrEnum):
     FLEETPLANE = "fleetplane"
 
 
-class BoardStatus(Spec, frozen=True):
+class BoardStatus(BoardsSpec, frozen=True):
     state: BoardState
     """Derived from the next three fields, so that watchers need not know the rule."""
     declared: BoardState = BoardState.READY
     """By the server, its operators or provisioning."""
     reported: BoardState | None = None
     """By the board; None while it has nothing to say against what was declared."""
-    silence: Silence = Silence.NONE
+    silence: BoardSilence = BoardSilence.NONE
     unheard: bool = False
     """Not heard since the server began to judge, which may have been away for longer than the board."""
     registration_state: BoardState = BoardState.READY
@@ -147,7 +147,7 @@ class BoardStatus(Spec, frozen=True):
         return self.dialect is AgentDialect.ORIGINAL
 
 
-class ClusterSpec(Spec, frozen=True):
+class ClusterSpec(BoardsSpec, frozen=True):
     name: str
     description: str = ""
     version: str = ""
@@ -156,11 +156,11 @@ class ClusterSpec(Spec, frozen=True):
     """When it got its name; 0: when it was made."""
 
 
-class ClusterStatus(Spec, frozen=True):
+class ClusterStatus(BoardsSpec, frozen=True):
     state: ClusterState = ClusterState.PENDING
 
 
-class Counter(Spec, frozen=True):
+class Counter(BoardsSpec, frozen=True):
     """The last number given out; named by what is numbered."""
 
     last: int = 0
@@ -172,7 +172,7 @@ class TokenPurpose(StrEnum):
     """For another server, which is no board."""
 
 
-class JoinTokenSpec(Spec, frozen=True):
+class JoinTokenSpec(BoardsSpec, frozen=True):
     """What a join token lets in. The token itself is kept as a digest only."""
 
     digest: str
@@ -187,7 +187,7 @@ class JoinTokenSpec(Spec, frozen=True):
     """A board whose lost key may be replaced with this token, without asking anyone again."""
 
 
-class JoinTokenStatus(Spec, frozen=True):
+class JoinTokenStatus(BoardsSpec, frozen=True):
     used_at_ns: int
     used_by: str
     """The principal that it let in."""
@@ -199,7 +199,7 @@ class ApprovalState(StrEnum):
     REJECTED = "rejected"
 
 
-class ApprovalSpec(Spec, frozen=True):
+class ApprovalSpec(BoardsSpec, frozen=True):
     """A key that asks to take a known board's place; named by the board's number and the key."""
 
     board: int
@@ -212,13 +212,13 @@ class ApprovalSpec(Spec, frozen=True):
     requested_at_ns: int = 0
 
 
-class ApprovalStatus(Spec, frozen=True):
+class ApprovalStatus(BoardsSpec, frozen=True):
     state: ApprovalState
     decided_by: str = ""
     decided_at_ns: int = 0
 
 
-class CertificateSpec(Spec, frozen=True):
+class BoardCertificateSpec(BoardsSpec, frozen=True):
     """A certificate that was issued; never changes."""
 
     serial: str
@@ -239,7 +239,7 @@ class CertificateSpec(Spec, frozen=True):
     auto_renew: bool = False
 
 
-class CertificateStatus(Spec, frozen=True):
+class BoardCertificateStatus(BoardsSpec, frozen=True):
     revoked_at_ns: int | None = None
     revoked_reason: str = ""
 
@@ -248,15 +248,15 @@ Board = Resource[BoardSpec, BoardStatus]
 Cluster = Resource[ClusterSpec, ClusterStatus]
 JoinToken = Resource[JoinTokenSpec, JoinTokenStatus]
 Approval = Resource[ApprovalSpec, ApprovalStatus]
-Certificate = Resource[CertificateSpec, CertificateStatus]
+Certificate = Resource[BoardCertificateSpec, BoardCertificateStatus]
 
 BOARD: Kind[BoardSpec, BoardStatus] = Kind("board", BoardSpec, BoardStatus)
 CLUSTER: Kind[ClusterSpec, ClusterStatus] = Kind("board-cluster", ClusterSpec, ClusterStatus)
 COUNTER: Kind[Counter, Nothing] = Kind("board-counter", Counter, Nothing)
 JOIN_TOKEN: Kind[JoinTokenSpec, JoinTokenStatus] = Kind("board-join-token", JoinTokenSpec, JoinTokenStatus)
 APPROVAL: Kind[ApprovalSpec, ApprovalStatus] = Kind("board-approval", ApprovalSpec, ApprovalStatus)
-CERTIFICATE: Kind[CertificateSpec, CertificateStatus] = Kind(
-    "board-certificate", CertificateSpec, CertificateStatus
+CERTIFICATE: Kind[BoardCertificateSpec, BoardCertificateStatus] = Kind(
+    "board-certificate", BoardCertificateSpec, BoardCertificateStatus
 )
 
 KINDS = (BOARD, CLUSTER, COUNTER, JOIN_TOKEN, APPROVAL, CERTIFICATE)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from fleetplane.domains.boards.caller_roles import as_board_caller
-from fleetplane.domains.boards.kinds import SCOPE, Spec
+from fleetplane.domains.boards.kinds import SCOPE, BoardsSpec
 from fleetplane.domains.boards.rest.common import BoardCaller
 from fleetplane.domains.boards.users import (
     FAMILY,
@@ -22,9 +22,9 @@ from fleetplane.domains.boards.users import (
 )
 from fleetplane.fleet.people.account_kind import ACCOUNT, subject_of
 from fleetplane.fleet.people.account_kind import SCOPE as ACCOUNTS
-from fleetplane.fleet.people.account_rules import Reader
-from fleetplane.fleet.people.door import Admitted, Door
-from fleetplane.fleet.people.login_records import Login, LoginActions, LoginPolicy, LoginRecords
+from fleetplane.fleet.people.account_rules import AccountSource
+from fleetplane.fleet.people.door import Admitted, Authenticators
+from fleetplane.fleet.people.login_records import LoginActions, LoginPolicy, LoginRecord, LoginRecords
 from fleetplane.fleet.people.logins import Logins, VerifiedLogin
 from fleetplane.kernel.access import Binding
 from fleetplane.kernel.clock import Clock
@@ -46,7 +46,7 @@ ID_BYTES = 16
 BoardLogins = Logins[PersonSpec, PersonStatus]
 
 
-class LoginSpec(Spec, frozen=True):
+class LoginSpec(BoardsSpec, frozen=True):
     person: str
     expires_at_ns: int
 
@@ -69,23 +69,23 @@ class BoardLoginRecords(LoginRecords):
     def locate(self, login: str) -> Key | None:
         return LOGIN.key(SCOPE, login)
 
-    def read(self, reader: Reader, key: Key) -> Login | None:
+    def read(self, reader: AccountSource, key: Key) -> LoginRecord | None:
         found = reader.get(LOGIN, key.scope, key.name)
         if found is None:
             return None
-        return Login(key=key, account=found.spec.person, expires_at_ns=found.spec.expires_at_ns)
+        return LoginRecord(key=key, account=found.spec.person, expires_at_ns=found.spec.expires_at_ns)
 
-    def list(self, reader: Reader, account: str | None = None) -> Sequence[Login]:
+    def list(self, reader: AccountSource, account: str | None = None) -> Sequence[LoginRecord]:
         found = sorted(reader.list(LOGIN, SCOPE), key=lambda one: one.created_revision)
         return [
-            Login(
+            LoginRecord(
                 key=LOGIN.key(SCOPE, one.name), account=one.spec.person, expires_at_ns=one.spec.expires_at_ns
             )
             for one in found
             if account in (None, one.spec.person)
         ]
 
-    def write(self, draft: Draft, login: Login) -> None:
+    def write(self, draft: Draft, login: LoginRecord) -> None:
         spec = LoginSpec(person=login.account, expires_at_ns=login.expires_at_ns)
         draft.put(LOGIN, login.key.scope, login.key.name, spec=spec)
 
@@ -109,7 +109,7 @@ def logins_of(store: Store, master: MasterKey, clock: Clock) -> BoardLogins:
 class BoardBearers:
     """Whose credential it is, as boards know callers: a user of theirs, or whoever the door knows."""
 
-    def __init__(self, store: Store, logins: BoardLogins, door: Door) -> None:
+    def __init__(self, store: Store, logins: BoardLogins, door: Authenticators) -> None:
         self._store = store
         self._logins = logins
         self._door = door

@@ -82,7 +82,7 @@ class Provisioner(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measurements:
+class BoardMeasurements:
     """One sample of a board's metrics."""
 
     at_ns: int
@@ -91,11 +91,11 @@ class Measurements:
 
 
 class MetricsIntake(Protocol):
-    def metrics(self, board: int, sample: Measurements) -> bool:
+    def metrics(self, board: int, sample: BoardMeasurements) -> bool:
         """Take a sample, or say that there is no room for it. Never waits."""
         ...
 
 
-class Discard:
-    def metrics(self, _board: int, _sample: Measurements) -> bool:
+class DiscardMeasurements:
+    def metrics(self, _board: int, _sample: BoardMeasurements) -> bool:
         return True

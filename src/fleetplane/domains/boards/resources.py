@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from fleetplane.domains.boards import access
-from fleetplane.domains.boards.calls.channels import Asked
+from fleetplane.domains.boards.calls.channels import CallOrigin
 from fleetplane.domains.boards.commands.encoding import BoardProgram
 from fleetplane.domains.boards.commands.runs import BOARD_RUN, ProgramCall
 from fleetplane.domains.boards.kinds import (
@@ -42,25 +42,25 @@ from fleetplane.fleet.resources.acting import freeze_actions
 from fleetplane.fleet.resources.common import AccountSpecView, AccountStatusView, account_resource
 from fleetplane.fleet.resources.declaration import (
     READING,
-    Action,
     ActionCall,
     Begun,
     Column,
     ObjectState,
     PublicResource,
-    Reading,
     Related,
+    ResourceAction,
+    ResourceShape,
+    ResourceVerb,
+    ResourceView,
     Secret,
-    Shape,
-    Verb,
-    View,
+    ViewReader,
 )
 from fleetplane.fleet.resources.mirrors import Mirror
 from fleetplane.fleet.runs import targets
 from fleetplane.fleet.runs.channel import RunOrder
 from fleetplane.fleet.runs.policy import RunPolicy
 from fleetplane.fleet.runs.resources import Printed, begin, run_resource
-from fleetplane.fleet.runs.targets import Target
+from fleetplane.fleet.runs.targets import RunTarget
 from fleetplane.kernel.commands import CommandTarget
 from fleetplane.kernel.resources import AnyResource
 from fleetplane.kernel.values import durations
@@ -70,12 +70,12 @@ TENANT = scopes.tenant_path(scopes.DEFAULT_TENANT)
 MIRROR = Mirror("Board")
 
 
-def at_tenant(_stored: AnyResource, _reading: Reading) -> str:
+def at_tenant(_stored: AnyResource, _reading: ViewReader) -> str:
     """What belongs to no cluster lies at the tenant."""
     return TENANT
 
 
-def cluster_place(cluster_id: int | None, reading: Reading) -> str:
+def cluster_place(cluster_id: int | None, reading: ViewReader) -> str:
     """The scope of a cluster's boards; the tenant's for those of none."""
     found = reading.get(CLUSTER, SCOPE, str(cluster_id)) if cluster_id is not None else None
     return TENANT if found is None else scopes.below(TENANT, "clusters", found.spec.name)
@@ -84,7 +84,7 @@ def cluster_place(cluster_id: int | None, reading: Reading) -> str:
 # Boards.
 
 
-class BoardSpecView(Shape, frozen=True):
+class BoardSpecView(ResourceShape, frozen=True):
     role: str
     cluster: str | None
     """The name of its cluster."""
@@ -94,7 +94,7 @@ class BoardSpecView(Shape, frozen=True):
     serial_number: str
 
 
-class BoardStatusView(Shape, frozen=True):
+class BoardStatusView(ResourceShape, frozen=True):
     number: int
     """By which the documented API knows it."""
     state: str
@@ -114,11 +114,11 @@ class BoardStatusView(Shape, frozen=True):
     certificate_expires_at: str | None
 
 
-def board_view(board: Board, reading: Reading) -> View[BoardSpecView, BoardStatusView]:
+def board_view(board: Board, reading: ViewReader) -> ResourceView[BoardSpecView, BoardStatusView]:
     """What is shown of a board: no keys."""
     spec, status = board.spec, board.status or BoardStatus(state=BoardState.DISCOVERED)
     found = reading.get(CLUSTER, SCOPE, str(spec.cluster_id)) if spec.cluster_id is not None else None
-    return View(
+    return ResourceView(
         spec=BoardSpecView(
             role=spec.role,
             cluster=None if found is None else found.spec.name,
@@ -165,7 +165,7 @@ async def _run(call: ActionCall) -> Begun | None:
     body: ProgramBody = call.body
     order = RunOrder(
         scope=SCOPE,
-        target=Target(names=(call.stored.name,)),
+        target=RunTarget(names=(call.stored.name,)),
         call=ProgramCall(
             order=BoardProgram(command=body.command, args=tuple(body.args)), role=access.OPERATOR
         ),
@@ -201,9 +201,9 @@ BOARDS = PublicResource(
         Column(title="MODEL", value=".status.model", wide=True),
         Column(title="AGENT", value=".status.agentVersion", wide=True),
     ),
-    verbs=READING | {Verb.EXPLAIN, Verb.LOGS, Verb.FIGURES, Verb.HISTORY},
+    verbs=READING | {ResourceVerb.EXPLAIN, ResourceVerb.LOGS, ResourceVerb.FIGURES, ResourceVerb.HISTORY},
     actions=(
-        Action(
+        ResourceAction(
             name="run",
             summary="Run a program on it",
             permission=access.OPERATE,
@@ -226,21 +226,21 @@ BOARDS = PublicResource(
 # Clusters.
 
 
-class ClusterSpecView(Shape, frozen=True, forbid_unknown_fields=True):
+class ClusterSpecView(ResourceShape, frozen=True, forbid_unknown_fields=True):
     description: str = ""
     version: str = ""
     master_endpoint: str = ""
 
 
-class ClusterStatusView(Shape, frozen=True):
+class ClusterStatusView(ResourceShape, frozen=True):
     number: int
     state: str
 
 
-def cluster_view(cluster: Cluster, _reading: Reading) -> View[ClusterSpecView, ClusterStatusView]:
+def cluster_view(cluster: Cluster, _reading: ViewReader) -> ResourceView[ClusterSpecView, ClusterStatusView]:
     """What is shown of a cluster."""
     spec, status = cluster.spec, cluster.status or ClusterStatus()
-    return View(
+    return ResourceView(
         spec=ClusterSpecView(
             description=spec.description, version=spec.version, master_endpoint=spec.master_endpoint
         ),
@@ -271,7 +271,7 @@ CLUSTERS = PublicResource(
 # Pins.
 
 
-class PinSpecView(Shape, frozen=True, forbid_unknown_fields=True):
+class PinSpecView(ResourceShape, frozen=True, forbid_unknown_fields=True):
     board: str = ""
     """The name of its board, which its own name begins with."""
     pin: int | None = None
@@ -288,7 +288,7 @@ class PinSpecView(Shape, frozen=True, forbid_unknown_fields=True):
     config: MIRROR.shape(GpioConfig) = MIRROR.shown(GpioConfig())  # type: ignore[valid-type]  # made at run time
 
 
-class PinStatusView(Shape, frozen=True):
+class PinStatusView(ResourceShape, frozen=True):
     number: int
     state: str
     value: float | None
@@ -302,15 +302,15 @@ class PinStatusView(Shape, frozen=True):
     """Who alone may write now."""
 
 
-def _board_of(device: Device, reading: Reading) -> Board | None:
+def _board_of(device: Device, reading: ViewReader) -> Board | None:
     return reading.get(BOARD, SCOPE, str(device.spec.board))
 
 
-def pin_view(device: Device, reading: Reading) -> View[PinSpecView, PinStatusView]:
+def pin_view(device: Device, reading: ViewReader) -> ResourceView[PinSpecView, PinStatusView]:
     """What is shown of a pin: no id of a lease, with which one could write."""
     spec, status = device.spec, device.status or GpioStatus()
     board = _board_of(device, reading)
-    return View(
+    return ResourceView(
         spec=PinSpecView(
             board=board.spec.name if board is not None else str(spec.board),
             pin=spec.pin,
@@ -336,13 +336,13 @@ def pin_view(device: Device, reading: Reading) -> View[PinSpecView, PinStatusVie
     )
 
 
-def pin_place(device: Device, reading: Reading) -> str:
+def pin_place(device: Device, reading: ViewReader) -> str:
     """Where its board lies."""
     board = _board_of(device, reading)
     return cluster_place(board.spec.cluster_id if board is not None else None, reading)
 
 
-def pin_name(device: Device, reading: Reading) -> str:
+def pin_name(device: Device, reading: ViewReader) -> str:
     """`board.pin`, which is unique: two boards may have a pin of the same name."""
     board = _board_of(device, reading)
     return f"{board.spec.name if board is not None else device.spec.board}.{device.spec.pin}"
@@ -361,7 +361,7 @@ async def _write(call: ActionCall) -> Begun | None:
         int(call.stored.name),
         call.body.value,
         holder=call.actor,
-        asked=Asked(actor=call.actor, role=access.OPERATOR),
+        asked=CallOrigin(actor=call.actor, role=access.OPERATOR),
     )
     return None
 
@@ -390,9 +390,9 @@ PINS = PublicResource(
         Column(title="WHERE", value=_where, wide=True),
         Column(title="HELD-BY", value=".status.heldBy", wide=True),
     ),
-    verbs=READING | {Verb.EXPLAIN},
+    verbs=READING | {ResourceVerb.EXPLAIN},
     actions=(
-        Action(
+        ResourceAction(
             name="write",
             summary="Drive a level, or the duty cycle of a waveform in percent",
             permission=access.OPERATE,
@@ -410,11 +410,11 @@ PINS = PublicResource(
 # People and runs.
 
 
-def person_view(person: Person, _reading: Reading) -> View[AccountSpecView, AccountStatusView]:
+def person_view(person: Person, _reading: ViewReader) -> ResourceView[AccountSpecView, AccountStatusView]:
     """What is shown of a user of boards."""
     spec = person.spec
     seen_ns = person.status.last_login_at_ns if person.status is not None else None
-    return View(
+    return ResourceView(
         spec=AccountSpecView(
             domain="boards",
             email=spec.email,

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from fleetplane.domains.boards.access import OPERATOR
-from fleetplane.domains.boards.calls.channels import Asked
+from fleetplane.domains.boards.calls.channels import CallOrigin
 from fleetplane.domains.boards.commands.courier import BoardCommander, BoardOutcome
 from fleetplane.domains.boards.commands.encoding import BoardProgram
 from fleetplane.domains.boards.inventory.boards import status_of
-from fleetplane.domains.boards.kinds import BOARD, SCOPE, Board, BoardState, Silence
+from fleetplane.domains.boards.kinds import BOARD, SCOPE, Board, BoardSilence, BoardState
 from fleetplane.domains.boards.sets import rules
 from fleetplane.domains.boards.sets.delivery import BoardSets, content_of
 from fleetplane.domains.boards.sets.kinds import BOARD_APPLIED, BOARD_SET, SETS, SUBJECT, set_scope
@@ -132,14 +132,14 @@ class BoardPrograms:
     ) -> Mapping[str, int | None]:
         """Run a program on boards, as their own configurations allow; the exit code of each."""
         order = BoardProgram(command=command[0], args=tuple(command[1:]), timeout_seconds=seconds)
-        asked = Asked(actor=ACTOR, role=OPERATOR)
+        asked = CallOrigin(actor=ACTOR, role=OPERATOR)
         issued = await self._commander.execute(order, [int(name) for name in targets], asked=asked)
         return {str(one.board): _exit_code(one) for one in await self._commander.finished(issued)}
 
 
 def _is_online(board: Board) -> bool:
     status = status_of(board)
-    return status.silence is Silence.NONE and status.reported is not BoardState.MAINTENANCE
+    return status.silence is BoardSilence.NONE and status.reported is not BoardState.MAINTENANCE
 
 
 def _exit_code(outcome: BoardOutcome) -> int | None:

@@ -22,7 +22,7 @@ from typing import Final
 
 import msgspec
 
-from fleetplane.domains.boards.kinds import Board, BoardRole, BoardSpec, BoardState, BoardStatus, Silence
+from fleetplane.domains.boards.kinds import Board, BoardRole, BoardSilence, BoardSpec, BoardState, BoardStatus
 from fleetplane.kernel.errors import AlreadyExists, InvalidArgument
 
 NAME_LIMIT = 253
@@ -46,7 +46,7 @@ _VAGUE_SYSTEMS: Final = frozenset({"linux"})
 # Which board it is.
 
 
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
+class BoardFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What somebody says about a board. Blank and zero mean that nothing is said."""
 
     name: str = ""
@@ -65,12 +65,12 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     os_version: str = ""
     kernel_version: str = ""
 
-    def of_machine(self) -> Facts:
+    def of_machine(self) -> BoardFacts:
         """Without what operators and provisioning decide: which role it has, and in which cluster."""
         return msgspec.structs.replace(self, role=None, cluster_id=None)
 
 
-def checked(facts: Facts) -> Facts:
+def checked(facts: BoardFacts) -> BoardFacts:
     """The facts in their stored spelling; raises `InvalidArgument` naming the field."""
     for field in _TEXTS:
         _check_text(field, getattr(facts, field), NAME_LIMIT if field == "name" else TEXT_LIMIT)
@@ -125,7 +125,7 @@ def _address(text: str) -> str:
         raise InvalidArgument(f"{text!r} is neither an address nor a host name", field="ip_address") from None
 
 
-KEYS: Final[Mapping[str, Callable[[Facts | BoardSpec], str]]] = {
+KEYS: Final[Mapping[str, Callable[[BoardFacts | BoardSpec], str]]] = {
     "serial": lambda known: known.serial_number,
     "mac": lambda known: known.mac_address,
     "name": lambda known: known.name,
@@ -134,7 +134,7 @@ KEYS: Final[Mapping[str, Callable[[Facts | BoardSpec], str]]] = {
 _FIELDS: Final = {"serial": "serial_number", "mac": "mac_address", "name": "name"}
 
 
-def recognise(facts: Facts, find: Callable[[str, str], Board | None]) -> Board | None:
+def recognise(facts: BoardFacts, find: Callable[[str, str], Board | None]) -> Board | None:
     """The board that these facts are about, if it is known.
 
     `find` looks one up by key and value. A weaker key is believed only as long as no stronger one
@@ -163,7 +163,7 @@ def recognise(facts: Facts, find: Callable[[str, str], Board | None]) -> Board |
 # What it is like.
 
 
-def merged(spec: BoardSpec, facts: Facts) -> BoardSpec:
+def merged(spec: BoardSpec, facts: BoardFacts) -> BoardSpec:
     """`spec` with what the facts add; what they leave blank stays as it was."""
     changes: dict[str, object] = {
         field: value
@@ -186,18 +186,18 @@ def state_of(status: BoardStatus) -> BoardState:
     if status.reported is BoardState.MAINTENANCE:  # gone on purpose is not lost
         return status.reported
     match status.silence:
-        case Silence.DEAD:
+        case BoardSilence.DEAD:
             return BoardState.UNKNOWN
-        case Silence.STALE:
+        case BoardSilence.STALE:
             return BoardState.NOT_READY
-        case Silence.NONE:
+        case BoardSilence.NONE:
             return status.reported or status.declared
 
 
 def shown_state(status: BoardStatus) -> str:
     """The state as people are told it: `unheard` where it rests on a word from before the server began."""
-    silent = state_of(msgspec.structs.replace(status, silence=Silence.STALE))
-    is_open = status.unheard and status.silence is Silence.NONE and silent is not status.state
+    silent = state_of(msgspec.structs.replace(status, silence=BoardSilence.STALE))
+    is_open = status.unheard and status.silence is BoardSilence.NONE and silent is not status.state
     return "unheard" if is_open else status.state
 
 
@@ -221,7 +221,7 @@ def heard(status: BoardStatus, said: BoardState | None) -> BoardStatus:
     if said is not None and said in SAYABLE:
         is_news = said is not BoardState.READY and said is not status.registration_state
         reported = said if is_news else None
-    return msgspec.structs.replace(status, reported=reported, silence=Silence.NONE, unheard=False)
+    return msgspec.structs.replace(status, reported=reported, silence=BoardSilence.NONE, unheard=False)
 
 
 def registered(status: BoardStatus, *, now_ns: int) -> BoardStatus:
@@ -237,7 +237,7 @@ def registered(status: BoardStatus, *, now_ns: int) -> BoardStatus:
         status,
         declared=declared,
         reported=None,
-        silence=Silence.NONE,
+        silence=BoardSilence.NONE,
         unheard=False,
         registered_at_ns=status.registered_at_ns or now_ns,
         arrivals=status.arrivals + 1,

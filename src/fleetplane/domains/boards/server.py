@@ -24,14 +24,14 @@ from fleetplane.domains.boards.joining.credentials import Doorkeeper, plain
 from fleetplane.domains.boards.kinds import KINDS
 from fleetplane.domains.boards.metrics.original_metrics import OriginalMetrics
 from fleetplane.domains.boards.metrics.writer import BoardRecords
-from fleetplane.domains.boards.ports import Discard, MetricsIntake, Provisioner
+from fleetplane.domains.boards.ports import DiscardMeasurements, MetricsIntake, Provisioner
 from fleetplane.domains.boards.provisioning import assembly as provisioning_side
 from fleetplane.domains.boards.provisioning.assembly import ProvisioningSide
-from fleetplane.domains.boards.provisioning.preflight import Places
+from fleetplane.domains.boards.provisioning.preflight import BoardPaths
 from fleetplane.domains.boards.releases import AUDIENCE
 from fleetplane.domains.boards.resources import RESOURCES
 from fleetplane.domains.boards.rest import assembly as rest_side
-from fleetplane.domains.boards.rest.assembly import RestSide
+from fleetplane.domains.boards.rest.assembly import BoardRest
 from fleetplane.domains.boards.rollout import BoardPrograms
 from fleetplane.domains.boards.sets.kinds import KINDS as SET_KINDS
 from fleetplane.domains.boards.sets.resources import BOARD_SETS, SET_WRITERS
@@ -93,7 +93,7 @@ class BoardDomain:
         options: BoardOptions,
         *,
         provisioner: Provisioner | None = None,
-        places: Places | None = None,
+        places: BoardPaths | None = None,
     ) -> None:
         self.core = core = BoardCore(kernel, options)
         self.clusters = core.clusters
@@ -101,14 +101,16 @@ class BoardDomain:
         self.programs = BoardPrograms(kernel.store, core.sets, self.nodes.commander)
         kernel.store.accompany(core.sets.beside)
         self.provisioning = ProvisioningSide(core, places=places)
-        self.rest = RestSide(core, self.nodes, self.provisioning)
+        self.rest = BoardRest(core, self.nodes, self.provisioning)
         self.readers = BoardReaders(self.rest.gate)
         self.explainers: Mapping[str, Explainer] = {
             "board": BoardExplainer(core.boards, core.controller, kernel.clock),
             "pin": PinExplainer(self.nodes.devices, self.nodes.gpio, kernel.clock),
         }
         provisioner = provisioner or self.provisioning.engine
-        intake: MetricsIntake = Discard() if kernel.telemetry is None else BoardRecords(kernel.telemetry)
+        intake: MetricsIntake = (
+            DiscardMeasurements() if kernel.telemetry is None else BoardRecords(kernel.telemetry)
+        )
         self._original_metrics = OriginalMetrics(
             boards=core.boards,
             links=self.nodes.links,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fleetplane.sections.base import Section, at_least
+from fleetplane.sections.base import SettingsSection, at_least
 from fleetplane.sections.listeners import ListenerSettings
 
 
-class BoardSettings(Section, frozen=True):
+class BoardSettings(SettingsSection, frozen=True):
     heartbeat_seconds: float = 30.0
     """How often boards report; after three missed reports they are not ready, after ten unknown."""
     certificate_days: float = 30.0

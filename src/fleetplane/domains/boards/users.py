@@ -16,7 +16,7 @@ import msgspec
 
 from fleetplane.domains.boards.access import ADMIN, OPERATOR, VIEWER
 from fleetplane.domains.boards.inventory.numbers import Numbers
-from fleetplane.domains.boards.kinds import SCOPE, Spec
+from fleetplane.domains.boards.kinds import SCOPE, BoardsSpec
 from fleetplane.fleet.people.account_kind import Account
 from fleetplane.fleet.people.account_rules import AccountActions, AccountRules, Companion
 from fleetplane.fleet.people.accounts import Accounts
@@ -46,7 +46,7 @@ _USERNAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _EMAIL = re.compile(r"[^@\s\x00-\x1f]{1,64}@[A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 
 
-class PersonSpec(Spec, frozen=True):
+class PersonSpec(BoardsSpec, frozen=True):
     username: str
     role: str = "viewer"
     email: str = ""
@@ -59,7 +59,7 @@ class PersonSpec(Spec, frozen=True):
     """Whether the account was there before it became a user of boards."""
 
 
-class PersonStatus(Spec, frozen=True):
+class PersonStatus(BoardsSpec, frozen=True):
     last_login_at_ns: int | None = None
 
 

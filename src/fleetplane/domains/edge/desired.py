@@ -15,7 +15,7 @@ from fleetplane.domains.edge.nodes.config_layers import (
     GLOBAL,
     TENANT,
     ConfigLayer,
-    Place,
+    LayerPlace,
 )
 from fleetplane.domains.edge.nodes.groups import EDGE_GROUP, EdgeGroup, GroupSpec
 from fleetplane.domains.edge.resources import MIRROR
@@ -24,9 +24,9 @@ from fleetplane.fleet.resources import scopes
 from fleetplane.fleet.resources.declaration import (
     Column,
     PublicResource,
-    Reading,
-    Shape,
-    View,
+    ResourceShape,
+    ResourceView,
+    ViewReader,
     Writable,
     WriteCall,
 )
@@ -89,40 +89,42 @@ def delete_group(call: WriteCall) -> None:
 # Configuration layers.
 
 
-class EdgeConfigSpecView(Shape, frozen=True, forbid_unknown_fields=True):
+class EdgeConfigSpecView(ResourceShape, frozen=True, forbid_unknown_fields=True):
     config: dict[str, Any]
     """The layer: laid over those of everyone and of the tenant, key by key. Secrets are masked (`***`)."""
 
 
-class EdgeConfigStatusView(Shape, frozen=True):
+class EdgeConfigStatusView(ResourceShape, frozen=True):
     version: str
     """The digest of this layer alone."""
     set_by: str
 
 
-def layer_view(layer: ConfigLayer, _reading: Reading) -> View[EdgeConfigSpecView, EdgeConfigStatusView]:
+def layer_view(
+    layer: ConfigLayer, _reading: ViewReader
+) -> ResourceView[EdgeConfigSpecView, EdgeConfigStatusView]:
     """What is shown of a layer."""
     spec = layer.spec
-    return View(
+    return ResourceView(
         spec=EdgeConfigSpecView(config=config_layers.shown(spec.content)),
         status=EdgeConfigStatusView(version=spec.version, set_by=who(spec.set_by)),
     )
 
 
-def layer_name(layer: AnyResource, _reading: Reading) -> str:
+def layer_name(layer: AnyResource, _reading: ViewReader) -> str:
     """`global`, `tenant`, or the id of a daemon."""
     return str(layer.name.removeprefix(_NODE))
 
 
-def layer_place(layer: AnyResource, _reading: Reading) -> str:
+def layer_place(layer: AnyResource, _reading: ViewReader) -> str:
     """A layer of everyone, and of a node without a tenant, lies at the installation."""
     return scopes.tenant_path(tenant_of(layer.scope)) if layer.scope else scopes.ROOT
 
 
-def _layer_place(scope: str, name: str) -> Place:
+def _layer_place(scope: str, name: str) -> LayerPlace:
     tenant = "" if scope == scopes.ROOT else tenant_in(scope)
     whole = TENANT if tenant else GLOBAL
-    return Place(tenant=tenant, node_id="" if name == whole else name.lower())
+    return LayerPlace(tenant=tenant, node_id="" if name == whole else name.lower())
 
 
 def find_layer(_domain: object, draft: Draft, scope: str, name: str) -> ConfigLayer | None:
@@ -154,7 +156,7 @@ def delete_layer(call: WriteCall) -> None:
     config_layers.remove_layer(call.draft, place)
 
 
-def _require_everyone(call: WriteCall, place: Place) -> None:
+def _require_everyone(call: WriteCall, place: LayerPlace) -> None:
     if not place.tenant and not call.may(access.CLUSTER):
         raise PermissionDenied(
             "the configuration of everyone concerns all tenants",
@@ -163,7 +165,9 @@ def _require_everyone(call: WriteCall, place: Place) -> None:
         )
 
 
-def layer_disturbs(_before: AnyResource | None, after: AnyResource | None, reading: Reading) -> Sequence[str]:
+def layer_disturbs(
+    _before: AnyResource | None, after: AnyResource | None, reading: ViewReader
+) -> Sequence[str]:
     """How many daemons are sent another configuration."""
     layer = after or _before
     assert layer is not None

@@ -13,17 +13,17 @@ from fleetplane.domains.edge.kinds import (
     NODE_CLAIM,
     WORKER,
     Desired,
-    Dialect,
     EdgeNode,
+    PayloadDialect,
     WorkerState,
     daemon_scope,
     tenant_of,
     worker_scope,
 )
-from fleetplane.domains.edge.nodes.config_layers import ConfigLayers, Merged
+from fleetplane.domains.edge.nodes.config_layers import ConfigLayers, MergedConfig
 from fleetplane.domains.edge.nodes.states import sighting_of
 from fleetplane.domains.edge.streams.live import DaemonPresences, LiveDaemon
-from fleetplane.domains.edge.workers.registry import Workers
+from fleetplane.domains.edge.workers.registry import EdgeWorkers
 from fleetplane.fleet.explain import from_record, placed
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.presence import Whereabouts
@@ -136,11 +136,11 @@ class DaemonExplainer:
             yield Reason(code="CONFIG_REFUSED", message=message)
         elif wanted is None or wanted.version == seen.config_version:
             return
-        elif seen.dialect is not Dialect.LEGACY:  # which never says
+        elif seen.dialect is not PayloadDialect.LEGACY:  # which never says
             message = f"it has not said that configuration {wanted.version} is in force"
             yield Reason(code="CONFIG_UNCONFIRMED", message=message)
 
-    def _held_back(self, node: EdgeNode, wanted: Merged | None) -> Iterator[Reason]:
+    def _held_back(self, node: EdgeNode, wanted: MergedConfig | None) -> Iterator[Reason]:
         newest = self._layers.at_version(tenant_of(node.scope), node.name, "")
         if wanted is not None and newest != wanted:
             message = f"a rollout holds it at configuration {wanted.version}, which is not the newest"
@@ -158,7 +158,7 @@ class DaemonExplainer:
             return
         elif wanted.version != live.config_pushed:
             yield Reason(code="CONFIG_NOT_SENT", message=f"configuration {wanted.version} waits to be sent")
-        elif live.dialect is not Dialect.LEGACY:  # which never says
+        elif live.dialect is not PayloadDialect.LEGACY:  # which never says
             yield Reason(
                 code="CONFIG_UNCONFIRMED",
                 message=f"it was sent configuration {wanted.version} and has not said that it is in force",
@@ -166,7 +166,7 @@ class DaemonExplainer:
 
 
 class WorkerExplainer:
-    def __init__(self, store: Store, workers: Workers, clock: Clock) -> None:
+    def __init__(self, store: Store, workers: EdgeWorkers, clock: Clock) -> None:
         self._store = store
         self._workers = workers
         self._clock = clock

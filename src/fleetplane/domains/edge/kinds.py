@@ -65,11 +65,11 @@ def worker_scope(worker: str) -> str:
     return f"worker/{worker}"
 
 
-class Spec(msgspec.Struct, frozen=True, kw_only=True):
+class EdgeSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Fields may be added later: what is stored keeps field names, and new fields have defaults."""
 
 
-class Dialect(StrEnum):
+class PayloadDialect(StrEnum):
     DOCUMENTED = "documented"
     """The documented dialect, which our own daemon uses."""
     LEGACY = "legacy"
@@ -93,7 +93,7 @@ class NodeState(StrEnum):
     REVOKED = "revoked"
 
 
-class NodeResources(Spec, frozen=True):
+class NodeResources(EdgeSpec, frozen=True):
     gpu_count: int = 0
     vram_gb: int = 0
     cpu_cores: int = 0
@@ -101,7 +101,7 @@ class NodeResources(Spec, frozen=True):
     runtimes: tuple[str, ...] = ()
 
 
-class Capabilities(Spec, frozen=True):
+class Capabilities(EdgeSpec, frozen=True):
     os: str = ""
     arch: str = ""
     local_tools: tuple[str, ...] = ()
@@ -110,7 +110,7 @@ class Capabilities(Spec, frozen=True):
     node: NodeResources = NodeResources()
 
 
-class UsedRequest(Spec, frozen=True):
+class UsedRequest(EdgeSpec, frozen=True):
     """A rotation request that must not work twice."""
 
     digest: bytes
@@ -120,7 +120,7 @@ class UsedRequest(Spec, frozen=True):
     key_version: int = 0
 
 
-class Former(Spec, frozen=True):
+class Former(EdgeSpec, frozen=True):
     """Credentials that were replaced, and are good until then on a stream that was open under them."""
 
     public_key: bytes
@@ -132,7 +132,7 @@ EARLIER_LIMIT = 16
 """Credentials before the last that may still be in use: rotations within one overlap."""
 
 
-class NodeSpec(Spec, frozen=True):
+class NodeSpec(EdgeSpec, frozen=True):
     display_name: str
     public_key: bytes
     """Empty for one that was revoked and may enrol again: it has no credentials until it does."""
@@ -171,13 +171,13 @@ class NodeSpec(Spec, frozen=True):
         )
 
 
-class NodeStatus(Spec, frozen=True):
+class NodeStatus(EdgeSpec, frozen=True):
     state: NodeState
     since_ns: int
     capabilities: Capabilities = Capabilities()
     last_heartbeat_at_ns: int | None = None
     stream_id: str = ""
-    dialect: Dialect = Dialect.DOCUMENTED
+    dialect: PayloadDialect = PayloadDialect.DOCUMENTED
     config_version: str = ""
     config_refused: str = ""
     """Why it did not take the configuration that it was sent last; empty if it did, or has not said."""
@@ -188,7 +188,7 @@ class NodeStatus(Spec, frozen=True):
     """The time that its last hello was signed with: after a restart, nothing older opens a stream."""
 
 
-class EnrollmentSpec(Spec, frozen=True):
+class EnrollmentSpec(EdgeSpec, frozen=True):
     issued_to: str
     issued_by: str
     issued_at_ns: int
@@ -203,7 +203,7 @@ class EnrollmentSpec(Spec, frozen=True):
     """The node that it is for may be taken over with another key."""
 
 
-class ChallengeSpec(Spec, frozen=True):
+class ChallengeSpec(EdgeSpec, frozen=True):
     """Of a machine that asked to come in, where several servers share a database."""
 
     sealed: bytes
@@ -211,14 +211,14 @@ class ChallengeSpec(Spec, frozen=True):
     expires_at_ns: int
 
 
-class RouteSpec(Spec, frozen=True):
+class RouteSpec(EdgeSpec, frozen=True):
     """Which worker an execution was routed to, where several servers share a database."""
 
     worker: str
     expires_at_ns: int
 
 
-class BlacklistedSpec(Spec, frozen=True):
+class BlacklistedSpec(EdgeSpec, frozen=True):
     node_id: str
     reason: str
     at_ns: int
@@ -245,7 +245,7 @@ class WorkerState(StrEnum):
 EVERY_TENANT = "*"
 
 
-class WorkerSpec(Spec, frozen=True):
+class WorkerSpec(EdgeSpec, frozen=True):
     role: WorkerRole
     """As the token said that it was let in with."""
     public_key: bytes
@@ -267,7 +267,7 @@ class WorkerSpec(Spec, frozen=True):
         return EVERY_TENANT in self.tenants or (bool(tenant) and tenant in self.tenants)
 
 
-class WorkerStatus(Spec, frozen=True):
+class WorkerStatus(EdgeSpec, frozen=True):
     state: WorkerState
     since_ns: int
     last_heartbeat_at_ns: int | None = None
@@ -275,7 +275,7 @@ class WorkerStatus(Spec, frozen=True):
     config_version: str = ""
 
 
-class WorkerTokenSpec(Spec, frozen=True):
+class WorkerTokenSpec(EdgeSpec, frozen=True):
     node_id: str
     secret_hash: bytes
     issued_by: str

@@ -21,23 +21,23 @@ from fleetplane.domains.edge.nodes.groups import EDGE_GROUP, EdgeGroup, GroupSpe
 from fleetplane.domains.edge.nodes.registry import shown_name
 from fleetplane.domains.edge.runs import selectors
 from fleetplane.domains.edge.runs.channel import EDGE_RUN, EdgeRunSpec, ToolRequest, encoded_args
-from fleetplane.domains.edge.runs.target_spellings import Target, TargetKind
+from fleetplane.domains.edge.runs.target_spellings import SpelledTarget, TargetKind
 from fleetplane.domains.edge.streams.call_encoding import SECURITY_CONTEXT, decode_outcome
 from fleetplane.fleet.figures import kept_figures, kept_history
 from fleetplane.fleet.resources import scopes
 from fleetplane.fleet.resources.acting import freeze_actions
 from fleetplane.fleet.resources.declaration import (
     READING,
-    Action,
     ActionCall,
     Begun,
     Column,
     ObjectState,
     PublicResource,
-    Reading,
-    Shape,
-    Verb,
-    View,
+    ResourceAction,
+    ResourceShape,
+    ResourceVerb,
+    ResourceView,
+    ViewReader,
 )
 from fleetplane.fleet.resources.mirrors import Mirror
 from fleetplane.fleet.runs.channel import RunOrder
@@ -49,14 +49,14 @@ from fleetplane.kernel.values import durations
 from fleetplane.kernel.values.times import spelled, spelled_or_null
 
 
-class EdgeNodeSpecView(Shape, frozen=True):
+class EdgeNodeSpecView(ResourceShape, frozen=True):
     display_name: str
     tags: Sequence[str]
     desired: str
     """`active`, `draining` or `shutdown`: what operators want."""
 
 
-class EdgeNodeStatusView(Shape, frozen=True):
+class EdgeNodeStatusView(ResourceShape, frozen=True):
     state: str
     """`connected`, `disconnected`, `draining`, `unhealthy` or `revoked`."""
     since: str
@@ -72,16 +72,16 @@ class EdgeNodeStatusView(Shape, frozen=True):
     token_expires_at: str
 
 
-def tenant_place(stored: AnyResource, _reading: Reading) -> str:
+def tenant_place(stored: AnyResource, _reading: ViewReader) -> str:
     """What belongs to a tenant lies there."""
     return scopes.tenant_path(tenant_of(stored.scope))
 
 
-def node_view(node: EdgeNode, _reading: Reading) -> View[EdgeNodeSpecView, EdgeNodeStatusView]:
+def node_view(node: EdgeNode, _reading: ViewReader) -> ResourceView[EdgeNodeSpecView, EdgeNodeStatusView]:
     """What is shown of a daemon: neither keys nor the ids of tokens."""
     spec = node.spec
     status = node.status or NodeStatus(state=NodeState.DISCONNECTED, since_ns=spec.enrolled_at_ns)
-    return View(
+    return ResourceView(
         spec=EdgeNodeSpecView(display_name=shown_name(node), tags=spec.tags, desired=spec.desired),
         status=EdgeNodeStatusView(
             state=status.state,
@@ -143,14 +143,14 @@ async def _readmit(call: ActionCall) -> Begun | None:
 
 
 async def _run_on_node(call: ActionCall) -> Begun | None:
-    return await _run(call, Target(kind=TargetKind.NODE, name=call.stored.name))
+    return await _run(call, SpelledTarget(kind=TargetKind.NODE, name=call.stored.name))
 
 
 async def _run_on_group(call: ActionCall) -> Begun | None:
-    return await _run(call, Target(kind=TargetKind.GROUP, name=call.stored.name))
+    return await _run(call, SpelledTarget(kind=TargetKind.GROUP, name=call.stored.name))
 
 
-async def _run(call: ActionCall, target: Target) -> Begun:
+async def _run(call: ActionCall, target: SpelledTarget) -> Begun:
     body: RunBody = call.body
     order = RunOrder(
         scope=call.stored.scope,
@@ -189,25 +189,25 @@ EDGE_NODES = PublicResource(
         Column(title="ARCH", value=".status.arch", wide=True),
         Column(title="CONFIG", value=".status.configVersion", wide=True),
     ),
-    verbs=READING | {Verb.EXPLAIN, Verb.FIGURES, Verb.HISTORY},
+    verbs=READING | {ResourceVerb.EXPLAIN, ResourceVerb.FIGURES, ResourceVerb.HISTORY},
     figures=kept_figures,
     history=kept_history,
     actions=(
-        Action(
+        ResourceAction(
             name="drain",
             summary="Let it finish what it has, and give it nothing new",
             permission=access.HOSTS_WRITE,
             run=_steered(Desired.DRAINING),
             anywhere=True,
         ),
-        Action(
+        ResourceAction(
             name="activate",
             summary="Let it take work again",
             permission=access.HOSTS_WRITE,
             run=_steered(Desired.ACTIVE),
             anywhere=True,
         ),
-        Action(
+        ResourceAction(
             name="revoke",
             summary="Refuse its token from now on, and close its stream",
             permission=access.HOSTS_WRITE,
@@ -215,14 +215,14 @@ EDGE_NODES = PublicResource(
             anywhere=True,
             body=RevokeBody,
         ),
-        Action(
+        ResourceAction(
             name="readmit",
             summary="Allow a revoked daemon to enrol again with a new token",
             permission=access.HOSTS_WRITE,
             run=_readmit,
             anywhere=True,
         ),
-        Action(
+        ResourceAction(
             name="run",
             summary="Run a tool on it",
             permission=access.FLEET_MANAGE,
@@ -245,13 +245,15 @@ MIRROR = Mirror("Edge", without={GroupSpec: ("name", "created_by", "created_at_n
 EdgeGroupSpecView = MIRROR.shape(GroupSpec)
 
 
-class EdgeGroupStatusView(Shape, frozen=True):
+class EdgeGroupStatusView(ResourceShape, frozen=True):
     created_by: str
 
 
-def group_view(group: EdgeGroup, _reading: Reading) -> View[Any, EdgeGroupStatusView]:
+def group_view(group: EdgeGroup, _reading: ViewReader) -> ResourceView[Any, EdgeGroupStatusView]:
     """What is shown of a group; who belongs to it follows from the daemons."""
-    return View(spec=MIRROR.shown(group.spec), status=EdgeGroupStatusView(created_by=group.spec.created_by))
+    return ResourceView(
+        spec=MIRROR.shown(group.spec), status=EdgeGroupStatusView(created_by=group.spec.created_by)
+    )
 
 
 EDGE_GROUPS = PublicResource(
@@ -267,7 +269,7 @@ EDGE_GROUPS = PublicResource(
     permission=access.HOSTS_READ,
     named=lambda group, _reading: group.spec.name,
     actions=(
-        Action(
+        ResourceAction(
             name="run",
             summary="Run a tool on every daemon of the group",
             permission=access.FLEET_MANAGE,

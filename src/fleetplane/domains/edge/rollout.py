@@ -14,9 +14,9 @@ import msgspec
 
 from fleetplane.domains.edge.kinds import (
     EDGE_NODE,
-    Dialect,
     EdgeNode,
     NodeState,
+    PayloadDialect,
     check_tenant,
     tenant_of,
     tenant_scope,
@@ -165,8 +165,8 @@ class LayerConfiguration:
     def _is_legacy(self, node: EdgeNode) -> bool:
         dialect = self._presences.dialect(node.name)
         if dialect is None:
-            dialect = node.status.dialect if node.status is not None else Dialect.DOCUMENTED
-        return dialect is Dialect.LEGACY
+            dialect = node.status.dialect if node.status is not None else PayloadDialect.DOCUMENTED
+        return dialect is PayloadDialect.LEGACY
 
     def _live(self, node: EdgeNode) -> LiveDaemon | None:
         live = self._presences.get(node.name)

@@ -22,14 +22,14 @@ from fleetplane.domains.edge.identity.shared_challenges import SWEEP_SECONDS as 
 from fleetplane.domains.edge.identity.shared_challenges import SharedChallenges
 from fleetplane.domains.edge.metrics import EdgeCollector
 from fleetplane.domains.edge.nodes.config_layers import CONFIG_LAYER, ConfigLayers
-from fleetplane.domains.edge.nodes.groups import EDGE_GROUP, Groups
+from fleetplane.domains.edge.nodes.groups import EDGE_GROUP, EdgeGroups
 from fleetplane.domains.edge.releases import AUDIENCE, DaemonRegister
 from fleetplane.domains.edge.resources import RESOURCES
-from fleetplane.domains.edge.rest.assembly import RestSide
+from fleetplane.domains.edge.rest.assembly import EdgeRest
 from fleetplane.domains.edge.rollout import LayerConfiguration
 from fleetplane.domains.edge.runs.channel import EDGE_RUN, EdgeChannel, EdgeRuns, NodesOf
 from fleetplane.domains.edge.streams.assembly import StreamOptions, StreamSide
-from fleetplane.domains.edge.wire.messages import Progress
+from fleetplane.domains.edge.wire.messages import CommandProgress
 from fleetplane.fleet.explain import ExplainedKind, Explainer, TokenReaders
 from fleetplane.fleet.figures import FigureKeeper
 from fleetplane.fleet.figures_service import SERVICE as FIGURES
@@ -42,7 +42,7 @@ from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.commands import COMMAND, COMMAND_TARGET
 from fleetplane.kernel.sessions.metrics import SessionCollector
 from fleetplane.rpc import Authentication, Authenticator
-from fleetplane.web.documents import Document, Documents
+from fleetplane.web.documents import Documents, WebDocument
 from fleetplane.web.ops import Mount
 
 SWEEP_SECONDS = 3600.0
@@ -93,7 +93,7 @@ class EdgeOptions:
     """The server that has the daemons, where that is another one."""
 
 
-class Endpoint:
+class DaemonEndpoint:
     """Where daemons dial in, which is known once the server listens."""
 
     def __init__(self, configured: str) -> None:
@@ -113,7 +113,7 @@ class EdgeDomain:
         options: EdgeOptions,
         *,
         identity: IdentitySide,
-        endpoint: Endpoint,
+        endpoint: DaemonEndpoint,
         layers: ConfigLayers,
     ) -> None:
         store, clock = kernel.store, kernel.clock
@@ -144,7 +144,7 @@ class EdgeDomain:
             clock=clock,
         )
         store.accompany(self.configuration.beside)
-        self.groups = Groups(store, clock)
+        self.groups = EdgeGroups(store, clock)
         dispatcher, presences = self.streams.dispatcher, self.streams.presences
         channel = EdgeChannel(
             ledger=dispatcher.ledger,
@@ -156,7 +156,7 @@ class EdgeDomain:
         )
         self.runs = Runs(store, clock, channel)
         dispatcher.watch(_onlooker(self.runs))
-        self.rest = RestSide(
+        self.rest = EdgeRest(
             kernel,
             door=kernel.door,
             nodes=identity.nodes,
@@ -201,7 +201,7 @@ class EdgeDomain:
 
     @classmethod
     async def create(cls, kernel: Kernel, options: EdgeOptions) -> EdgeDomain:
-        layers, endpoint = ConfigLayers(kernel.store), Endpoint(options.public_endpoint)
+        layers, endpoint = ConfigLayers(kernel.store), DaemonEndpoint(options.public_endpoint)
         identity = await IdentitySide.load(
             kernel.store,
             kernel.master,
@@ -217,7 +217,7 @@ class EdgeDomain:
 
     @property
     def routes(self) -> Sequence[Mount]:
-        trust = Document(content_type="application/x-pem-file", content=lambda: self._authority.trust_pem)
+        trust = WebDocument(content_type="application/x-pem-file", content=lambda: self._authority.trust_pem)
         return (*self.rest.routes, Mount(path=CA_PATH, app=Documents({CA_PATH: trust})))
 
     async def prepare_here(self) -> None:
@@ -278,8 +278,8 @@ def _host_of(endpoint: str) -> Sequence[str]:
     return (host,) if host else ()
 
 
-def _onlooker(runs: EdgeRuns) -> Callable[[str, str, Progress], None]:
-    def tell(node_id: str, command: str, progress: Progress) -> None:
+def _onlooker(runs: EdgeRuns) -> Callable[[str, str, CommandProgress], None]:
+    def tell(node_id: str, command: str, progress: CommandProgress) -> None:
         data = progress.data
         if progress.status is not None:
             data = f"{progress.status.state} {progress.status.message}".strip().encode()

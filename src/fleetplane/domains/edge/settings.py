@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from fleetplane.kernel.errors import SettingsError
-from fleetplane.sections.base import Section, at_least, one_of
+from fleetplane.sections.base import SettingsSection, at_least, one_of
 from fleetplane.sections.listeners import ListenerSettings
 
 
-class EdgeSettings(Section, frozen=True):
+class EdgeSettings(SettingsSection, frozen=True):
     role: str = "controller"
     """What this server is to its daemons; a `worker` takes none."""
     public_endpoint: str = ""

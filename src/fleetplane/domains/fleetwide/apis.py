@@ -15,9 +15,9 @@ from fleetplane.fleet.plans.rest import PlanRoutes
 from fleetplane.fleet.plans.verbs import WritingRoutes
 from fleetplane.fleet.resources import scopes
 from fleetplane.fleet.resources.access import ApiDoor, ApiGate, BoundDoor
-from fleetplane.fleet.resources.catalogue import Catalogue, Member
-from fleetplane.fleet.resources.changes import Changes
-from fleetplane.fleet.resources.computed import Observations
+from fleetplane.fleet.resources.catalogue import Catalogue, CatalogueMember
+from fleetplane.fleet.resources.changes import ChangeRing
+from fleetplane.fleet.resources.computed import ComputedObservations
 from fleetplane.fleet.resources.measuring import Measurements
 from fleetplane.fleet.resources.rest import PREFIX, ResourceRoutes
 from fleetplane.fleet.resources.watching import Watching
@@ -54,8 +54,8 @@ class ResourceApi:
         self.door = door or BoundDoor(kernel.door, (one.grants for one, _ in running))
         members, states = tuple(_members(running)), StateEvents()
         self.catalogue = Catalogue((*members, *states.members(members)))
-        self.changes = Changes(kernel.store, self.catalogue, states=states, ring_events=ring_events)
-        self.observations = Observations(kernel.store, self.catalogue)
+        self.changes = ChangeRing(kernel.store, self.catalogue, states=states, ring_events=ring_events)
+        self.observations = ComputedObservations(kernel.store, self.catalogue)
         measurements = Measurements(kernel.store, self.catalogue, kernel.telemetry)
         self.watching = Watching(kernel.store, self.changes, self.observations, measurements)
         self._routes = ResourceRoutes(
@@ -110,7 +110,7 @@ class ResourceApi:
         await self._family.run_active()
 
 
-def _members(running: Iterable[tuple[Blueprint, Domain]]) -> Iterator[Member]:
+def _members(running: Iterable[tuple[Blueprint, Domain]]) -> Iterator[CatalogueMember]:
     for blueprint, domain in running:
         for resource in blueprint.resources:
-            yield Member(resource=resource, domain=blueprint.name, running=domain)
+            yield CatalogueMember(resource=resource, domain=blueprint.name, running=domain)

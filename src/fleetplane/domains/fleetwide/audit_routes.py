@@ -13,7 +13,7 @@ import msgspec
 
 from fleetplane.domains.fleetwide.resources import AUDIT
 from fleetplane.kernel.access import EVERYWHERE
-from fleetplane.kernel.audit.chain import Verdict
+from fleetplane.kernel.audit.chain import ChainVerdict
 from fleetplane.kernel.errors import ResourceExhausted
 from fleetplane.rpc import Needs
 from fleetplane.web.rest.gate import OperatorCaller, RoleGate
@@ -24,7 +24,7 @@ _ROUTES = RouteGroup("Audit")
 PATH = "/audit/verify"
 RETRY_SECONDS = 10.0
 
-Verification = Callable[[Sequence[bytes], bool], Verdict]
+Verification = Callable[[Sequence[bytes], bool], ChainVerdict]
 """Checks the log against checkpoints that were kept elsewhere, as lines; blocks."""
 
 

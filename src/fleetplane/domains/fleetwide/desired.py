@@ -12,7 +12,7 @@ from typing import Protocol
 from fleetplane.domains.fleetwide.resources import FreezeSpecView, freeze_name, freeze_place
 from fleetplane.fleet.freeze import FreezeSwitch
 from fleetplane.fleet.resources.acting import FREEZE as FREEZE_PERMISSION
-from fleetplane.fleet.resources.declaration import Reading, Writable, WriteCall
+from fleetplane.fleet.resources.declaration import ViewReader, Writable, WriteCall
 from fleetplane.kernel.errors import InvalidArgument
 from fleetplane.kernel.freeze import FREEZE, Freeze, put_freeze
 from fleetplane.kernel.resources import AnyResource
@@ -67,7 +67,7 @@ def delete_freeze(call: WriteCall) -> None:
     call.draft.delete(FREEZE, call.stored.scope, call.stored.name)
 
 
-def disturbs(before: AnyResource | None, after: AnyResource | None, _reading: Reading) -> Sequence[str]:
+def disturbs(before: AnyResource | None, after: AnyResource | None, _reading: ViewReader) -> Sequence[str]:
     """Whose controllers stop, or go on."""
     if before is not None and after is not None:
         return ()

@@ -13,18 +13,25 @@ from fleetplane.fleet.releases.records import (
     Release,
 )
 from fleetplane.fleet.resources.common import NoStatus, at_root
-from fleetplane.fleet.resources.declaration import READING, Column, PublicResource, Reading, Shape, View
+from fleetplane.fleet.resources.declaration import (
+    READING,
+    Column,
+    PublicResource,
+    ResourceShape,
+    ResourceView,
+    ViewReader,
+)
 from fleetplane.kernel.actors import who
 from fleetplane.kernel.values.times import spelled, spelled_or_null
 
 
-class ReleaseFileShape(Shape, frozen=True):
+class ReleaseFileShape(ResourceShape, frozen=True):
     name: str
     sha256: str
     size: int
 
 
-class ReleaseSpecShape(Shape, frozen=True):
+class ReleaseSpecShape(ResourceShape, frozen=True):
     files: Sequence[ReleaseFileShape]
     size: int
     """Bytes of all files."""
@@ -38,10 +45,10 @@ class ReleaseSpecShape(Shape, frozen=True):
     added_at: str
 
 
-def release_view(release: Release, _reading: Reading) -> View[ReleaseSpecShape, NoStatus]:
+def release_view(release: Release, _reading: ViewReader) -> ResourceView[ReleaseSpecShape, NoStatus]:
     """What is shown of a release."""
     spec = release.spec
-    return View(
+    return ResourceView(
         spec=ReleaseSpecShape(
             files=[ReleaseFileShape(name=one.name, sha256=one.sha256, size=one.size) for one in spec.files],
             size=sum(one.size for one in spec.files),
@@ -79,13 +86,13 @@ RELEASES = PublicResource(
 )
 
 
-class AgentVersionSpecShape(Shape, frozen=True):
+class AgentVersionSpecShape(ResourceShape, frozen=True):
     domain: str
     version: str | None
     """The version that a rollout wants it to run; null for the default of its domain."""
 
 
-class AgentVersionStatusShape(Shape, frozen=True):
+class AgentVersionStatusShape(ResourceShape, frozen=True):
     version: str
     since: str | None
     kept: Sequence[str]
@@ -100,12 +107,12 @@ class AgentVersionStatusShape(Shape, frozen=True):
 
 
 def agent_version_view(
-    agent: AgentVersion, _reading: Reading
-) -> View[AgentVersionSpecShape, AgentVersionStatusShape]:
+    agent: AgentVersion, _reading: ViewReader
+) -> ResourceView[AgentVersionSpecShape, AgentVersionStatusShape]:
     """What is shown of an agent's version."""
     said = agent.status
     assert said is not None
-    return View(
+    return ResourceView(
         spec=AgentVersionSpecShape(domain=_domain(agent), version=agent.spec.version or None),
         status=AgentVersionStatusShape(
             version=said.version,
@@ -121,7 +128,7 @@ def agent_version_view(
     )
 
 
-def agent_version_name(agent: AgentVersion, _reading: Reading) -> str:
+def agent_version_name(agent: AgentVersion, _reading: ViewReader) -> str:
     """The domain, and the id of the agent in it."""
     return f"{_domain(agent)}:{agent.name.replace('/', ':')}"
 

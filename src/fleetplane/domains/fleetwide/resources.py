@@ -24,20 +24,20 @@ from fleetplane.fleet.resources.common import (
 )
 from fleetplane.fleet.resources.declaration import (
     READING,
-    Action,
     ActionCall,
     Begun,
     Column,
-    Observed,
+    ObservedPart,
     PublicResource,
-    Reading,
+    ResourceAction,
+    ResourceShape,
+    ResourceView,
     Secret,
-    Shape,
-    View,
+    ViewReader,
 )
 from fleetplane.kernel.access import Permission
 from fleetplane.kernel.actors import who
-from fleetplane.kernel.audit.chain import Entry
+from fleetplane.kernel.audit.chain import ChainEntry
 from fleetplane.kernel.errors import NotFound, PermissionDenied
 from fleetplane.kernel.freeze import FREEZE, Freeze
 from fleetplane.kernel.identity.tokens import TokenRecord
@@ -51,7 +51,7 @@ AUDIT_CHANGES_SHOWN = 100
 # Freezes.
 
 
-class FreezeSpecView(Shape, frozen=True, forbid_unknown_fields=True):
+class FreezeSpecView(ResourceShape, frozen=True, forbid_unknown_fields=True):
     domains: tuple[str, ...]
     """Whose controllers it stops; `*` for all."""
     reason: str
@@ -61,17 +61,17 @@ class FreezeSpecView(Shape, frozen=True, forbid_unknown_fields=True):
     """The scope that it holds for, as it is stored, such as `tenant/acme/group/web`; empty for everywhere."""
 
 
-class FreezeStatusView(Shape, frozen=True):
+class FreezeStatusView(ResourceShape, frozen=True):
     frozen_at: str
     frozen_by: str
     at: str
     """The scope that it holds for, as it is stored."""
 
 
-def freeze_view(freeze: Freeze, _reading: Reading) -> View[FreezeSpecView, FreezeStatusView]:
+def freeze_view(freeze: Freeze, _reading: ViewReader) -> ResourceView[FreezeSpecView, FreezeStatusView]:
     """What is shown of a freeze."""
     spec = freeze.spec
-    return View(
+    return ResourceView(
         spec=FreezeSpecView(
             domains=spec.domains,
             reason=spec.reason,
@@ -82,13 +82,13 @@ def freeze_view(freeze: Freeze, _reading: Reading) -> View[FreezeSpecView, Freez
     )
 
 
-def freeze_place(freeze: Freeze, _reading: Reading) -> str:
+def freeze_place(freeze: Freeze, _reading: ViewReader) -> str:
     """The tenant that it holds in, or the installation: its own scope may be any domain's."""
     parts = freeze.scope.split("/")
     return scopes.tenant_path(parts[1]) if parts[0] == "tenant" and len(parts) > 1 else scopes.ROOT
 
 
-def freeze_name(freeze: Freeze, _reading: Reading) -> str:
+def freeze_name(freeze: Freeze, _reading: ViewReader) -> str:
     """What it stops and where, in one word."""
     where = freeze.scope.replace("/", ".") or "everywhere"
     return f"{where}:{'+'.join(freeze.spec.domains)}"
@@ -121,7 +121,7 @@ FREEZES = PublicResource(
     ),
     verbs=READING,
     actions=(
-        Action(
+        ResourceAction(
             name="lift",
             summary="Let controllers go on",
             permission=FREEZE_PERMISSION,
@@ -135,7 +135,7 @@ FREEZES = PublicResource(
 # Tokens.
 
 
-class TokenSpecView(Shape, frozen=True):
+class TokenSpecView(ResourceShape, frozen=True):
     roles: Sequence[str]
     scope: str
     """Where they hold."""
@@ -151,7 +151,7 @@ class FleetwideParts(Protocol):
 
     def token_records(self) -> Sequence[TokenRecord]: ...
 
-    async def audit_entries(self, before: int | None, limit: int) -> Sequence[Entry]: ...
+    async def audit_entries(self, before: int | None, limit: int) -> Sequence[ChainEntry]: ...
 
     @property
     def audit_length(self) -> int: ...
@@ -201,7 +201,7 @@ TOKENS = PublicResource(
         Column(title="AGE", value=".metadata.createdAt", type="age"),
     ),
     actions=(
-        Action(
+        ResourceAction(
             name="revoke",
             summary="Refuse it from now on",
             permission=MANAGE_PEOPLE,
@@ -210,21 +210,21 @@ TOKENS = PublicResource(
         ),
     ),
     computed=tokens,
-    observed=Observed(),
+    observed=ObservedPart(),
 )
 
 
 # The audit log.
 
 
-class AuditChangeView(Shape, frozen=True):
+class AuditChangeView(ResourceShape, frozen=True):
     operation: str
     kind: str
     scope: str
     name: str
 
 
-class AuditEntrySpecView(Shape, frozen=True):
+class AuditEntrySpecView(ResourceShape, frozen=True):
     action: str
     actor: str
     at: str
@@ -283,7 +283,7 @@ AUDIT_ENTRIES = PublicResource(
         Column(title="CHANGED", value=".spec.changed", type="number"),
     ),
     latest=audit_entries,
-    observed=Observed(version=lambda domain: domain.audit_length),
+    observed=ObservedPart(version=lambda domain: domain.audit_length),
     search=(".spec.actor", ".spec.action"),
 )
 
@@ -291,10 +291,10 @@ AUDIT_ENTRIES = PublicResource(
 # Accounts that no domain's API made.
 
 
-def account_view(account: Account, _reading: Reading) -> View[AccountSpecView, AccountStatusView]:
+def account_view(account: Account, _reading: ViewReader) -> ResourceView[AccountSpecView, AccountStatusView]:
     """What is shown of an account of the installation; what is bound to it is not its own."""
     spec = account.spec
-    return View(
+    return ResourceView(
         spec=AccountSpecView(
             domain=FAMILY,
             email=spec.email,

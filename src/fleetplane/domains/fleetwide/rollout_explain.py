@@ -10,11 +10,11 @@ from fleetplane.fleet.rollouts.rollouts import Rollouts
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import NotFound
 from fleetplane.kernel.reconcile.explanation import Finding, Reason
-from fleetplane.kernel.rollout.states import ENDED, Phase
+from fleetplane.kernel.rollout.states import ENDED, RolloutPhase
 
 TARGETS_LIMIT = 10
 """Targets that are named with what is wrong with them."""
-UNSETTLED = ENDED - {Phase.DONE}
+UNSETTLED = ENDED - {RolloutPhase.DONE}
 
 
 class RolloutExplainer:
@@ -33,7 +33,7 @@ class RolloutExplainer:
         rollout = self._rollouts.book.get(name, (scope,))
         status = status_of(rollout)
         reasons = list(status.halt)
-        if status.history and (status.phase in UNSETTLED or status.phase is Phase.PAUSED):
+        if status.history and (status.phase in UNSETTLED or status.phase is RolloutPhase.PAUSED):
             last = status.history[-1]
             said = f": {last.reason}" if last.reason else ""
             message = f"it is {status.phase.value}, by {last.actor}{said}"

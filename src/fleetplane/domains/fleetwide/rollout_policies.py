@@ -19,9 +19,9 @@ from fleetplane.fleet.resources.declaration import (
     READING,
     Column,
     PublicResource,
-    Reading,
-    Shape,
-    View,
+    ResourceShape,
+    ResourceView,
+    ViewReader,
     Writable,
     WriteCall,
 )
@@ -46,7 +46,7 @@ class PolicyParts(Protocol):
     def rollouts(self) -> Rollouts: ...
 
 
-class RolloutPolicySpecView(Shape, frozen=True, forbid_unknown_fields=True):
+class RolloutPolicySpecView(ResourceShape, frozen=True, forbid_unknown_fields=True):
     subject: str
     """What is rolled out, such as `edge.config`."""
     at: str = ""
@@ -61,18 +61,18 @@ class RolloutPolicySpecView(Shape, frozen=True, forbid_unknown_fields=True):
     """Whether it is for the change that it is written with, and goes once the rollout of that has started."""
 
 
-class RolloutPolicyStatusView(Shape, frozen=True):
+class RolloutPolicyStatusView(ResourceShape, frozen=True):
     set_by: str
     at: str
     """The scope at and below which it holds, as it is stored."""
 
 
 def policy_view(
-    policy: RolloutPolicy, _reading: Reading
-) -> View[RolloutPolicySpecView, RolloutPolicyStatusView]:
+    policy: RolloutPolicy, _reading: ViewReader
+) -> ResourceView[RolloutPolicySpecView, RolloutPolicyStatusView]:
     """What is shown of a policy."""
     spec = policy.spec
-    return View(
+    return ResourceView(
         spec=RolloutPolicySpecView(
             subject=policy.name,
             at=policy.scope,
@@ -85,13 +85,13 @@ def policy_view(
     )
 
 
-def policy_place(policy: AnyResource, _reading: Reading) -> str:
+def policy_place(policy: AnyResource, _reading: ViewReader) -> str:
     """The tenant that it is in, or the installation: its own scope may be any domain's."""
     parts = policy.scope.split("/")
     return scopes.tenant_path(parts[1]) if parts[0] == "tenant" and len(parts) > 1 else scopes.ROOT
 
 
-def policy_name(policy: AnyResource, _reading: Reading) -> str:
+def policy_name(policy: AnyResource, _reading: ViewReader) -> str:
     """Where it holds and for what, such as `tenant.acme:edge.config`."""
     return f"{policy.scope.replace('/', '.') or 'everywhere'}:{policy.name}"
 
@@ -140,7 +140,7 @@ def delete_policy(call: WriteCall) -> None:
     call.draft.delete(ROLLOUT_POLICY, call.stored.scope, call.stored.name)
 
 
-def disturbs(before: AnyResource | None, after: AnyResource | None, _reading: Reading) -> Sequence[str]:
+def disturbs(before: AnyResource | None, after: AnyResource | None, _reading: ViewReader) -> Sequence[str]:
     """What becomes of changes."""
     found = after or before
     assert found is not None

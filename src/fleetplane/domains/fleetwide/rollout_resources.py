@@ -10,24 +10,24 @@ from fleetplane.domains.fleetwide.servers import VIEW
 from fleetplane.fleet.resources import scopes
 from fleetplane.fleet.resources.declaration import (
     READING,
-    Action,
     ActionCall,
     Begun,
     Column,
     PublicResource,
-    Reading,
-    Shape,
-    View,
+    ResourceAction,
+    ResourceShape,
+    ResourceVerb,
+    ResourceView,
+    ViewReader,
 )
-from fleetplane.fleet.resources.declaration import Verb as ResourceVerb
 from fleetplane.fleet.rollouts.records import ROLLOUT, Rollout, status_of
-from fleetplane.fleet.rollouts.rollouts import Verb
+from fleetplane.fleet.rollouts.rollouts import RolloutVerb
 from fleetplane.kernel.actors import who
 from fleetplane.kernel.resources import AnyResource
 from fleetplane.kernel.values.times import spelled, spelled_or_null
 
 
-class RolloutSpecShape(Shape, frozen=True):
+class RolloutSpecShape(ResourceShape, frozen=True):
     subject: str
     """What is rolled out, such as `proxies.config`."""
     at: str
@@ -45,7 +45,7 @@ class RolloutSpecShape(Shape, frozen=True):
     """Whether a policy started it."""
 
 
-class RolloutStatusShape(Shape, frozen=True):
+class RolloutStatusShape(ResourceShape, frozen=True):
     phase: str
     wave: int
     """Counted from 1; 0 before the first has started."""
@@ -58,10 +58,12 @@ class RolloutStatusShape(Shape, frozen=True):
     ended_at: str | None
 
 
-def rollout_view(rollout: Rollout, _reading: Reading) -> View[RolloutSpecShape, RolloutStatusShape]:
+def rollout_view(
+    rollout: Rollout, _reading: ViewReader
+) -> ResourceView[RolloutSpecShape, RolloutStatusShape]:
     """What is shown of a rollout; its targets and history are in `GET /v1/fleet/rollouts/{id}`."""
     spec, status = rollout.spec, status_of(rollout)
-    return View(
+    return ResourceView(
         spec=RolloutSpecShape(
             subject=spec.subject,
             at=rollout.scope,
@@ -86,16 +88,16 @@ def rollout_view(rollout: Rollout, _reading: Reading) -> View[RolloutSpecShape, 
     )
 
 
-def rollout_place(rollout: AnyResource, _reading: Reading) -> str:
+def rollout_place(rollout: AnyResource, _reading: ViewReader) -> str:
     """The tenant that it is in, or the installation: its own scope may be any domain's."""
     parts = rollout.scope.split("/")
     return scopes.tenant_path(parts[1]) if parts[0] == "tenant" and len(parts) > 1 else scopes.ROOT
 
 
-def _action(verb: str, summary: str) -> Action:
+def _action(verb: str, summary: str) -> ResourceAction:
     async def run(call: ActionCall) -> Begun | None:
         body: OrderBody = call.body if isinstance(call.body, OrderBody) else OrderBody()
-        order = Verb(
+        order = RolloutVerb(
             verb=verb,
             actor=call.promise(lambda _: None),
             reason=body.reason,
@@ -106,7 +108,9 @@ def _action(verb: str, summary: str) -> Action:
         await rollouts.order(call.stored, order)
         return None
 
-    return Action(name=verb, summary=summary, permission=ROLL_OUT, run=run, body=OrderBody, anywhere=True)
+    return ResourceAction(
+        name=verb, summary=summary, permission=ROLL_OUT, run=run, body=OrderBody, anywhere=True
+    )
 
 
 ROLLOUTS = PublicResource(

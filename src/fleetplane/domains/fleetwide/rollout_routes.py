@@ -11,7 +11,7 @@ import msgspec
 from fleetplane.domains.fleetwide.servers import VIEW
 from fleetplane.fleet.rollouts import views
 from fleetplane.fleet.rollouts.records import PolicySpec, Rollout
-from fleetplane.fleet.rollouts.rollouts import Rollouts, Start, Verb
+from fleetplane.fleet.rollouts.rollouts import Rollouts, RolloutVerb, Start
 from fleetplane.kernel.access import Permission, covers
 from fleetplane.kernel.errors import NotFound
 from fleetplane.kernel.rollout.policy import Policy
@@ -220,7 +220,7 @@ class RolloutRoutes:
         rollout = self._named(call)
         self._check_order(call)
         view = call.answering(lambda made: Answer(content=views.brief(made)))
-        ordered = Verb(
+        ordered = RolloutVerb(
             verb=verb,
             actor=call.signed(call.caller.name),
             reason=body.reason,

@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 
 from fleetplane.fleet.rollouts import views
 from fleetplane.fleet.rollouts.records import PolicySpec
-from fleetplane.fleet.rollouts.rollouts import Rollouts, Start, Verb
+from fleetplane.fleet.rollouts.rollouts import Rollouts, RolloutVerb, Start
 from fleetplane.gen.fleetplane.fleet.v1 import rollouts_pb2 as pb
 from fleetplane.kernel.errors import InvalidArgument
 from fleetplane.kernel.rollout.policy import Policy
@@ -52,7 +52,7 @@ class RolloutService:
 
     async def OrderRollout(self, request: pb.OrderRolloutRequest, context: CallContext) -> pb.RolloutView:
         rollout = self._rollouts.book.get(request.id)
-        verb = Verb(
+        verb = RolloutVerb(
             verb=request.verb,
             actor=context.principal.name,
             reason=request.reason,

@@ -23,8 +23,8 @@ from fleetplane.domains.fleetwide.rollout_resources import ROLLOUTS
 from fleetplane.domains.fleetwide.rollout_service import RolloutService
 from fleetplane.domains.fleetwide.servers import (
     VIEW,
-    Neighbours,
     OwnFacts,
+    ServerNeighbours,
     ServerSpecView,
     ServerStatusView,
     shown,
@@ -44,7 +44,7 @@ from fleetplane.fleet.rollouts.records import KINDS as ROLLOUT_KINDS
 from fleetplane.fleet.rollouts.rollouts import Rollouts
 from fleetplane.gen.fleetplane.fleet.v1 import fleet_pb2, rollouts_pb2
 from fleetplane.kernel.access import Grant, Permission, Role
-from fleetplane.kernel.audit.chain import Entry
+from fleetplane.kernel.audit.chain import ChainEntry
 from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.freeze import FREEZE
 from fleetplane.kernel.identity.bindings import Bindings
@@ -111,7 +111,7 @@ class FleetwideDomain:
         releases: ReleaseOptions | None = None,
         gates: RolloutSettings | None = None,
         verify_audit: Verification | None = None,
-        beside: Neighbours | None = None,
+        beside: ServerNeighbours | None = None,
     ) -> None:
         """`running` are the domains of this server, each with what it declares; `beside` is how it knows of
         other servers.
@@ -137,7 +137,7 @@ class FleetwideDomain:
             for role, grants in one.grants.items():
                 self._permissions.setdefault(str(role), set()).update(grant.permission for grant in grants)
         self._domains = tuple(one.name for one, _ in pairs)
-        self._beside = beside or Neighbours(name=socket.gethostname())
+        self._beside = beside or ServerNeighbours(name=socket.gethostname())
         self._sessions = tuple(
             found for _, domain in pairs for found in domain.collectors if isinstance(found, SessionCollector)
         )
@@ -192,16 +192,16 @@ class FleetwideDomain:
         records = self._kernel.operators.tokens.records()
         return [one for one in records if one.roles and self._operator_roles.issuperset(one.roles)]
 
-    async def audit_entries(self, before: int | None, limit: int) -> Sequence[Entry]:
+    async def audit_entries(self, before: int | None, limit: int) -> Sequence[ChainEntry]:
         """So many entries of the audit log, newest first; those that were archived are not among them."""
         store = self._kernel.store
-        found: list[Entry] = []
+        found: list[ChainEntry] = []
         seq = store.audit_head().seq if before is None else before - 1
         while seq > 0 and len(found) < limit:
             row = await store.audit_row(seq)
             if row is None:
                 break
-            found.append(msgspec.json.decode(row.entry, type=Entry))
+            found.append(msgspec.json.decode(row.entry, type=ChainEntry))
             seq -= 1
         return found
 

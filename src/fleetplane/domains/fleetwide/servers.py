@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 from zlib import crc32
 
 from fleetplane.fleet.resources.common import as_stored, at_root, made_up
-from fleetplane.fleet.resources.declaration import Column, Observed, PublicResource, Shape
+from fleetplane.fleet.resources.declaration import Column, ObservedPart, PublicResource, ResourceShape
 from fleetplane.kernel.access import Permission
 from fleetplane.kernel.resources import AnyResource, Kind
 from fleetplane.kernel.store.bells.bus import BusState
@@ -27,19 +27,19 @@ SIZE_STEP_BYTES = 16 * 1024**2
 """A database that grew by this much is worth telling; it always grows."""
 
 
-class ServerSpecView(Shape, frozen=True):
+class ServerSpecView(ResourceShape, frozen=True):
     domains: Sequence[str]
     """Fleets that it serves; of another server than the one that answers, none are known."""
 
 
-class DatabaseView(Shape, frozen=True):
+class DatabaseView(ResourceShape, frozen=True):
     engine: str
     """`sqlite` or `postgresql`."""
     size_bytes: int | None
     """Null before it was asked for."""
 
 
-class BusView(Shape, frozen=True):
+class BusView(ResourceShape, frozen=True):
     kind: Literal["none", "notify", "nats"]
     """Over what servers that share a database tell each other of writes: nothing, PostgreSQL or NATS."""
     connected: bool
@@ -47,7 +47,7 @@ class BusView(Shape, frozen=True):
     """Why it is not connected, of the server that answers. Changes of other servers are seen later then."""
 
 
-class ServerStatusView(Shape, frozen=True):
+class ServerStatusView(ResourceShape, frozen=True):
     id: str
     """As `fleetplane servers` prints it."""
     state: str
@@ -119,7 +119,7 @@ class SeenByDatabase(Protocol):
     def supported_level(self) -> int: ...
 
 
-class Roster(Protocol):
+class ServersRoster(Protocol):
     """See `ServerRoster` of the database's engine."""
 
     @property
@@ -132,12 +132,12 @@ class Roster(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Neighbours:
+class ServerNeighbours:
     """Where this server finds those beside it, and its database."""
 
     name: str
     """Of this server."""
-    roster: Roster | None = None
+    roster: ServersRoster | None = None
     """None where the store is a file, which one server uses alone."""
     file: Path | None = None
     leads: Callable[[], bool] = lambda: True
@@ -170,7 +170,7 @@ class OwnFacts:
 
 
 def shown(
-    own: OwnFacts, beside: Neighbours, now_ns: int
+    own: OwnFacts, beside: ServerNeighbours, now_ns: int
 ) -> Iterator[tuple[ServerSpecView, ServerStatusView]]:
     """This server first, then the others. Pure, but for the size of a file."""
     roster, leads = beside.roster, beside.leads()
@@ -306,5 +306,5 @@ SERVERS = PublicResource(
         Column(title="DOMAINS", value=".spec.domains", wide=True),
     ),
     computed=servers,
-    observed=Observed(matters=matters),
+    observed=ObservedPart(matters=matters),
 )

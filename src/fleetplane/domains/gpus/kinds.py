@@ -43,7 +43,7 @@ GPU: Kind[GpuSpec, GpuStatus] = Kind(name="gpu", spec=GpuSpec, status=GpuStatus)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class StatusReport:
     """A whole status as a provider reports it."""
 
     conditions: tuple[Condition, ...]
@@ -58,4 +58,4 @@ class Replacement:
     """Empty if any will do."""
     version: int | None = None
     uuid: str | None = None
-    report: Report | None = None
+    report: StatusReport | None = None

@@ -13,7 +13,7 @@ import msgspec
 
 from fleetplane.domains.gpus import rules
 from fleetplane.domains.gpus.kinds import SCOPE
-from fleetplane.domains.gpus.rules import GpuPolicy, Held
+from fleetplane.domains.gpus.rules import GpuPolicy, HeldLease
 from fleetplane.kernel.errors import Unavailable
 from fleetplane.kernel.resources import Key, Kind, Nothing, Resource
 from fleetplane.kernel.store import Draft
@@ -73,7 +73,7 @@ def grant(
         revive(draft, provider)
         return
     held = [
-        Held(
+        HeldLease(
             provider=lease.name,
             alive=not is_silent(lease),
             spoken=lease.name in spoken,

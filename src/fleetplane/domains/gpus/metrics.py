@@ -56,7 +56,7 @@ class GpuCollector(Collector):
     def _cache(self) -> Iterator[Metric]:
         tally = Counter(rules.health(gpu.conditions) for gpu in self._gpus.all())
         yield _gauge("cache_gpus_total", "GPUs registered", tally.total())
-        for health in rules.Health:
+        for health in rules.GpuHealth:
             yield _gauge(f"cache_gpus_{health}", f"GPUs that are {health}", tally[health])
         yield _gauge("cache_resource_version", "Version of the last change to a GPU", self._gpus.version)
         writes = CounterMetricFamily(PREFIX + "cache_updates", "Writes to GPUs", labels=["operation"])

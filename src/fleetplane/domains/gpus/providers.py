@@ -18,7 +18,7 @@ import structlog
 
 from fleetplane.domains.gpus import rules
 from fleetplane.domains.gpus.registry import Gpus
-from fleetplane.domains.gpus.rules import GpuPolicy, Held
+from fleetplane.domains.gpus.rules import GpuPolicy, HeldLease
 from fleetplane.fleet.streams.silence import SilenceWatch
 from fleetplane.kernel.attention import Attention
 from fleetplane.kernel.boundary import Boundary
@@ -33,7 +33,7 @@ RETRY_SECONDS = 1.0
 
 
 @dataclass(slots=True)
-class Lease:
+class ProviderLease:
     """What is remembered of one provider while it holds a lease."""
 
     provider: str
@@ -49,7 +49,7 @@ class Lease:
 class ProviderLeases(Protocol):
     """Who holds a lease: in memory (`Providers`), or among all servers of a database (`SharedProviders`)."""
 
-    def leases(self) -> Iterator[tuple[Lease, bool]]:
+    def leases(self) -> Iterator[tuple[ProviderLease, bool]]:
         """Every lease, and whether its holder is alive."""
         ...
 
@@ -72,7 +72,7 @@ class Providers:
         self._gpus = gpus
         self._policy = policy
         self._clock = clock
-        self._leases: dict[str, Lease] = {}
+        self._leases: dict[str, ProviderLease] = {}
         # A lease has no second stage: silent is silent, so nobody is ever declared dead.
         lasting = LivenessPolicy(
             stale_after_seconds=policy.lease_seconds or math.inf, dead_after_seconds=math.inf
@@ -85,7 +85,7 @@ class Providers:
     def __repr__(self) -> str:
         return f"<Providers leases={len(self._leases)} {self._watch!r}>"
 
-    def leases(self) -> Iterator[tuple[Lease, bool]]:
+    def leases(self) -> Iterator[tuple[ProviderLease, bool]]:
         """Every lease, and whether its holder is alive."""
         for lease in self._leases.values():
             yield lease, self._is_alive(lease)
@@ -105,10 +105,10 @@ class Providers:
         self._renew(lease)
         await self._gpus.provider_heard(provider, gpu_names, actor=actor)
 
-    def _grant(self, provider: str) -> Lease:
+    def _grant(self, provider: str) -> ProviderLease:
         """A lease for a new provider, in the place of another's if there are too many."""
         held = [
-            Held(
+            HeldLease(
                 provider=lease.provider,
                 alive=self._is_alive(lease),
                 spoken=self._gpus.has_spoken(lease.provider),
@@ -119,13 +119,13 @@ class Providers:
         if going := rules.giving_way(held, spoken=self._gpus.has_spoken(provider), policy=self._policy):
             del self._leases[going]
             self._watch.forget(going)
-        lease = self._leases[provider] = Lease(provider)
+        lease = self._leases[provider] = ProviderLease(provider)
         return lease
 
-    def _is_alive(self, lease: Lease) -> bool:
+    def _is_alive(self, lease: ProviderLease) -> bool:
         return self._watch.state(lease.provider) is Liveness.ONLINE
 
-    def _renew(self, lease: Lease) -> None:
+    def _renew(self, lease: ProviderLease) -> None:
         lease.heard_at_ns = self._clock.now_ns()
         for change in self._watch.heard(lease.provider):
             if change.before is Liveness.STALE:

@@ -21,10 +21,10 @@ from fleetplane.domains.gpus.kinds import (
     Gpu,
     GpuSpec,
     Replacement,
-    Report,
+    StatusReport,
 )
 from fleetplane.domains.gpus.leases import PROVIDER_LEASE, expire, is_silent, lease_key, revive
-from fleetplane.domains.gpus.rules import GpuPolicy, State
+from fleetplane.domains.gpus.rules import GpuPolicy, GpuState
 from fleetplane.kernel.errors import Conflict, InvalidArgument, NotFound, PermissionDenied, ResourceExhausted
 from fleetplane.kernel.resources import Condition, Key
 from fleetplane.kernel.store import Draft, Store
@@ -37,7 +37,7 @@ SERVER = "system/gpus"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Registered:
+class RegisteredGpu:
     created: bool
     version: int
 
@@ -151,21 +151,21 @@ class Gpus:
         name: str,
         *,
         uuid: str | None,
-        report: Report | None,
+        report: StatusReport | None,
         provider: str,
         actor: str,
         parent: str = "",
-    ) -> Registered:
+    ) -> RegisteredGpu:
         """Add the GPU, or leave the present one exactly as it is."""
         returning, resting = await self._returning(provider), self._resting(provider)
 
-        def change(draft: Draft) -> Registered:
+        def change(draft: Draft) -> RegisteredGpu:
             present = draft.get(GPU, SCOPE, name)
             self._restore(draft, provider, returning)
             if resting:
                 revive(draft, provider)
             if present is not None:
-                return Registered(created=False, version=present.revision)
+                return RegisteredGpu(created=False, version=present.revision)
             self._require_room(draft)
             state = rules.set_status(report, provider)
             added = draft.put(
@@ -177,7 +177,7 @@ class Gpus:
                 conditions=state.conditions,
                 labels={PROVIDER_LABEL: provider, REGISTRANT_LABEL: provider} if provider else {},
             )
-            return Registered(created=True, version=added.revision)
+            return RegisteredGpu(created=True, version=added.revision)
 
         done = await self._store.transact(
             change, actor=actor, action="gpus.register", touches=[*_keys(name, *returning), *resting]
@@ -188,7 +188,7 @@ class Gpus:
         return done.value
 
     async def create(
-        self, name: str, *, uuid: str | None, report: Report | None, actor: str
+        self, name: str, *, uuid: str | None, report: StatusReport | None, actor: str
     ) -> tuple[Gpu, bool]:
         """The GPU, and whether it was made now; a present one is left as it is."""
 
@@ -271,8 +271,8 @@ class Gpus:
             self.writes["unregister"] += 1
         return done.value
 
-    async def set_status(self, name: str, report: Report | None, *, provider: str, actor: str) -> int:
-        def replace(state: State, _now_ns: int) -> State:
+    async def set_status(self, name: str, report: StatusReport | None, *, provider: str, actor: str) -> int:
+        def replace(state: GpuState, _now_ns: int) -> GpuState:
             rules.check_writer(state.conditions, provider, self._policy)
             return rules.set_status(report, provider)
 
@@ -281,7 +281,7 @@ class Gpus:
     def set_condition(
         self, name: str, condition: Condition, *, actor: str, action: str | None = None
     ) -> Coroutine[Any, Any, int]:
-        def merge(state: State, now_ns: int) -> State:
+        def merge(state: GpuState, now_ns: int) -> GpuState:
             state = rules.set_condition(state, condition, now_ns=now_ns, policy=self._policy)
             return rules.recommend(state, action, condition.writer)
 
@@ -426,11 +426,11 @@ def _keys(*names: str) -> list[Key]:
     return [Key(GPU.name, SCOPE, name) for name in names]
 
 
-def _state(gpu: Gpu) -> State:
-    return State(conditions=gpu.conditions, status=gpu.status)
+def _state(gpu: Gpu) -> GpuState:
+    return GpuState(conditions=gpu.conditions, status=gpu.status)
 
 
-def _put(draft: Draft, gpu: Gpu, state: State, *, provider: str = "", renew: bool = False) -> Gpu:
+def _put(draft: Draft, gpu: Gpu, state: GpuState, *, provider: str = "", renew: bool = False) -> Gpu:
     labels = gpu.labels
     if provider and labels.get(PROVIDER_LABEL) != provider:
         labels = {**labels, PROVIDER_LABEL: provider}

@@ -12,7 +12,7 @@ from fleetplane.domains.gpus import rules
 from fleetplane.domains.gpus.figures import provider_figures, provider_history
 from fleetplane.domains.gpus.kinds import GPU, PROVIDER_LABEL, REGISTRANT_LABEL, SCOPE, Gpu
 from fleetplane.domains.gpus.provider_settings.kinds import SettingsApplied, SettingsAppliedStatus
-from fleetplane.domains.gpus.providers import Lease
+from fleetplane.domains.gpus.providers import ProviderLease
 from fleetplane.fleet.figures import kept_figures, kept_history
 from fleetplane.fleet.resources import scopes
 from fleetplane.fleet.resources.common import as_stored, made_up
@@ -20,13 +20,13 @@ from fleetplane.fleet.resources.declaration import (
     READING,
     Column,
     ObjectState,
-    Observed,
+    ObservedPart,
     PublicResource,
-    Reading,
     Related,
-    Shape,
-    Verb,
-    View,
+    ResourceShape,
+    ResourceVerb,
+    ResourceView,
+    ViewReader,
 )
 from fleetplane.kernel.access import Permission
 from fleetplane.kernel.resources import AnyResource, Kind
@@ -38,19 +38,19 @@ READ = Permission("gpus.read")
 class GpuProviders(Protocol):
     """What of the running domain is needed to tell its providers."""
 
-    def leases(self) -> Iterable[tuple[Lease, bool]]: ...
+    def leases(self) -> Iterable[tuple[ProviderLease, bool]]: ...
 
     def stored_gpus(self) -> Iterable[Gpu]: ...
 
     def applied_settings(self) -> Mapping[str, SettingsApplied]: ...
 
 
-class GpuSpecView(Shape, frozen=True):
+class GpuSpecView(ResourceShape, frozen=True):
     uuid: str | None
     """As the driver spells it; null if the provider gave none."""
 
 
-class GpuStatusView(Shape, frozen=True):
+class GpuStatusView(ResourceShape, frozen=True):
     health: str
     """`healthy`, `unhealthy` or `unknown`, by the conditions."""
     recommended_action: str
@@ -61,9 +61,9 @@ class GpuStatusView(Shape, frozen=True):
     """When its provider last spoke for it, or somebody wrote about it."""
 
 
-def view(gpu: Gpu, _reading: Reading) -> View[GpuSpecView, GpuStatusView]:
+def view(gpu: Gpu, _reading: ViewReader) -> ResourceView[GpuSpecView, GpuStatusView]:
     """What is shown of a GPU."""
-    return View(
+    return ResourceView(
         spec=GpuSpecView(uuid=gpu.spec.uuid),
         status=GpuStatusView(
             health=rules.health(gpu.conditions),
@@ -88,7 +88,7 @@ def live_gpu(domain: GpuProviders, gpu: Gpu) -> Gpu:
     return msgspec.structs.replace(gpu, updated_at_ns=max((gpu.updated_at_ns, *heard_ns)))
 
 
-def place(_gpu: Gpu, _reading: Reading) -> str:
+def place(_gpu: Gpu, _reading: ViewReader) -> str:
     """GPUs of this machine lie at the installation."""
     return scopes.ROOT
 
@@ -123,7 +123,7 @@ GPUS = PublicResource(
         Column(title="PROVIDER", value=".status.provider", wide=True),
         Column(title="ACTION", value=".status.recommendedAction", wide=True),
     ),
-    verbs=READING | {Verb.EXPLAIN, Verb.FIGURES, Verb.HISTORY},
+    verbs=READING | {ResourceVerb.EXPLAIN, ResourceVerb.FIGURES, ResourceVerb.HISTORY},
     figures=kept_figures,
     history=kept_history,
     relates=(Related(resource="provider", path=".status.provider"),),
@@ -135,11 +135,11 @@ GPUS = PublicResource(
 # Providers: leases in memory, and names in what they wrote.
 
 
-class ProviderSpecView(Shape, frozen=True):
+class ProviderSpecView(ResourceShape, frozen=True):
     """Nobody writes providers: they come by themselves."""
 
 
-class ProviderStatusView(Shape, frozen=True):
+class ProviderStatusView(ResourceShape, frozen=True):
     state: str
     """`alive`, `silent`, or `unleased`: it never sent a heartbeat, so nobody expects one."""
     heard_at: str | None
@@ -203,11 +203,11 @@ PROVIDERS = PublicResource(
         Column(title="GPUS", value=".status.gpus", type="number"),
         Column(title="HEARD", value=".status.heardAt", type="age"),
     ),
-    verbs=READING | {Verb.EXPLAIN, Verb.FIGURES, Verb.HISTORY},
+    verbs=READING | {ResourceVerb.EXPLAIN, ResourceVerb.FIGURES, ResourceVerb.HISTORY},
     figures=provider_figures,
     history=provider_history,
     explain="provider",
     computed=providers,
-    observed=Observed(matters=lambda made: _news(made.status)),
+    observed=ObservedPart(matters=lambda made: _news(made.status)),
 )
 RESOURCES = (GPUS, PROVIDERS)

@@ -15,7 +15,7 @@ from enum import StrEnum
 import msgspec
 
 from fleetplane.domains.gpus.domain import OPERATOR_PROVIDER
-from fleetplane.domains.gpus.kinds import GpuStatus, Report
+from fleetplane.domains.gpus.kinds import GpuStatus, StatusReport
 from fleetplane.kernel.errors import PermissionDenied, ResourceExhausted
 from fleetplane.kernel.resources import Condition
 
@@ -42,7 +42,7 @@ class GpuPolicy:
     shared_writes: bool = False  # whether a provider may overwrite and remove what another said
 
 
-class State(msgspec.Struct, frozen=True, kw_only=True):
+class GpuState(msgspec.Struct, frozen=True, kw_only=True):
     """The part of a GPU that reports change: what it reads now, and what was put aside."""
 
     conditions: tuple[Condition, ...] = ()
@@ -52,12 +52,12 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     def silenced(self) -> tuple[Condition, ...]:
         return self.status.silenced if self.status is not None else ()
 
-    def with_conditions(self, conditions: Iterable[Condition], silenced: Iterable[Condition]) -> State:
+    def with_conditions(self, conditions: Iterable[Condition], silenced: Iterable[Condition]) -> GpuState:
         status = msgspec.structs.replace(self.status or GpuStatus(), silenced=tuple(silenced))
-        return State(conditions=tuple(conditions), status=status)
+        return GpuState(conditions=tuple(conditions), status=status)
 
 
-NewState = Callable[[State, int], State]
+NewState = Callable[[GpuState, int], GpuState]
 """From the state a GPU is in and the time, the state it should be in."""
 
 
@@ -78,7 +78,7 @@ def stamp(
     return msgspec.structs.replace(condition, changed_at_ns=now_ns)
 
 
-def set_condition(state: State, condition: Condition, *, now_ns: int, policy: GpuPolicy) -> State:
+def set_condition(state: GpuState, condition: Condition, *, now_ns: int, policy: GpuPolicy) -> GpuState:
     """One condition replaced in its place, or added at the end; all others as they were."""
     conditions = list(state.conditions)
     types = [present.type for present in conditions]
@@ -103,7 +103,7 @@ def set_condition(state: State, condition: Condition, *, now_ns: int, policy: Gp
             hint="send shorter messages",
         )
     if state.status is not None and not state.status.silenced:  # nearly always
-        return State(conditions=tuple(conditions), status=state.status)
+        return GpuState(conditions=tuple(conditions), status=state.status)
     return state.with_conditions(
         conditions, (aside for aside in state.silenced if aside.type != condition.type)
     )
@@ -127,25 +127,25 @@ def _size_bytes(conditions: Iterable[Condition]) -> int:
     return len("".join(texts).encode())
 
 
-def recommend(state: State, action: str | None, provider: str) -> State:
+def recommend(state: GpuState, action: str | None, provider: str) -> GpuState:
     """What a provider says should be done about the GPU. None says nothing, empty takes back its own."""
     status = state.status or GpuStatus()
     if action is None or (not action and status.recommended_by != provider):
         return state
     by = provider if action else ""
     status = msgspec.structs.replace(status, recommended_action=action, recommended_by=by)
-    return State(conditions=state.conditions, status=status)
+    return GpuState(conditions=state.conditions, status=status)
 
 
-def set_status(report: Report | None, provider: str = "") -> State:
+def set_status(report: StatusReport | None, provider: str = "") -> GpuState:
     """The whole status replaced, verbatim: times are not filled in, None clears it."""
     if report is None:
-        return State()
-    state = State(conditions=report.conditions, status=GpuStatus())
+        return GpuState()
+    state = GpuState(conditions=report.conditions, status=GpuStatus())
     return recommend(state, report.recommended_action, provider)
 
 
-def stamped(report: Report | None, *, now_ns: int) -> Report | None:
+def stamped(report: StatusReport | None, *, now_ns: int) -> StatusReport | None:
     """With the time of now wherever the writer gave none."""
     if report is None:
         return None
@@ -158,7 +158,7 @@ def is_silenced(condition: Condition) -> bool:
     return condition.reason == PROVIDER_SILENT and condition.status == "Unknown"
 
 
-def silence(state: State, *, provider: str | None, message: str, now_ns: int) -> State:
+def silence(state: GpuState, *, provider: str | None, message: str, now_ns: int) -> GpuState:
     """What `provider` wrote reads Unknown and is put aside; None means every provider.
 
     What an operator set by hand stays: nobody renews it, so that it would never be heard again.
@@ -182,7 +182,7 @@ def silence(state: State, *, provider: str | None, message: str, now_ns: int) ->
     return state.with_conditions(conditions, aside) if len(aside) > len(state.silenced) else state
 
 
-def restore(state: State, *, provider: str, now_ns: int) -> State:
+def restore(state: GpuState, *, provider: str, now_ns: int) -> GpuState:
     """What `provider` had said before its silence reads as it said it again."""
     aside = list(state.silenced)
     conditions = []
@@ -202,7 +202,7 @@ def restore(state: State, *, provider: str, now_ns: int) -> State:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class HeldLease:
     """A lease, as far as it decides who gets another one's."""
 
     provider: str
@@ -212,7 +212,7 @@ class Held:
     heard_at_ns: int
 
 
-def giving_way(held: Sequence[Held], *, spoken: bool, policy: GpuPolicy) -> str:
+def giving_way(held: Sequence[HeldLease], *, spoken: bool, policy: GpuPolicy) -> str:
     """Whose lease a new provider gets; empty if there is room for one more.
 
     Names cost nothing, so those that have said nothing about any GPU share half of the leases: whoever
@@ -235,7 +235,7 @@ def giving_way(held: Sequence[Held], *, spoken: bool, policy: GpuPolicy) -> str:
     return ""
 
 
-def _taken_back(leases: Sequence[Held], full: str, hint: str, *, living: bool = False) -> str:
+def _taken_back(leases: Sequence[HeldLease], full: str, hint: str, *, living: bool = False) -> str:
     """A silent one of these; if there is none and `living`, the one heard longest ago."""
     candidates = [lease for lease in leases if not lease.alive] or (leases if living else ())
     if not candidates:
@@ -243,16 +243,16 @@ def _taken_back(leases: Sequence[Held], full: str, hint: str, *, living: bool = 
     return min(candidates, key=lambda lease: lease.heard_at_ns).provider
 
 
-class Health(StrEnum):
+class GpuHealth(StrEnum):
     HEALTHY = "healthy"
     UNHEALTHY = "unhealthy"
     UNKNOWN = "unknown"
 
 
-def health(conditions: Collection[Condition]) -> Health:
+def health(conditions: Collection[Condition]) -> GpuHealth:
     """False anywhere is unhealthy; otherwise anything but True, or nothing said, is unknown."""
     if any(condition.status == "False" for condition in conditions):
-        return Health.UNHEALTHY
+        return GpuHealth.UNHEALTHY
     if not conditions or any(condition.status != "True" for condition in conditions):
-        return Health.UNKNOWN
-    return Health.HEALTHY
+        return GpuHealth.UNKNOWN
+    return GpuHealth.HEALTHY

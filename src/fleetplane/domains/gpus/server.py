@@ -22,14 +22,14 @@ from fleetplane.domains.gpus.provider_settings.delivery import ProviderSettings
 from fleetplane.domains.gpus.provider_settings.kinds import KINDS as SETTINGS_KINDS
 from fleetplane.domains.gpus.provider_settings.kinds import SettingsApplied
 from fleetplane.domains.gpus.provider_settings.resources import OPERATE, SETTINGS, SETTINGS_WRITERS
-from fleetplane.domains.gpus.providers import Lease, Providers
+from fleetplane.domains.gpus.providers import ProviderLease, Providers
 from fleetplane.domains.gpus.registry import SERVER, Gpus
 from fleetplane.domains.gpus.releases import AUDIENCE
 from fleetplane.domains.gpus.resources import READ, RESOURCES
 from fleetplane.domains.gpus.rollout import ProviderSettingsSubject
 from fleetplane.domains.gpus.rules import GpuPolicy
 from fleetplane.domains.gpus.shared_providers import CHANNEL, SharedProviders
-from fleetplane.domains.gpus.wire import Dialect
+from fleetplane.domains.gpus.wire import GpuDialect
 from fleetplane.fleet.explain import ExplainedKind, Explainer, TokenReaders
 from fleetplane.fleet.figures import FigureKeeper
 from fleetplane.fleet.figures_service import SERVICE as FIGURES
@@ -42,7 +42,7 @@ from fleetplane.gen.nvidia.nvsentinel.v1alpha1 import gpu_pb2 as first_pb2
 from fleetplane.kernel.access import Grant, Permission, Principal, Role, built_in_grants
 from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.errors import PermissionDenied
-from fleetplane.kernel.presence.heard import Heard
+from fleetplane.kernel.presence.heard import LastSeen
 from fleetplane.rpc import Authentication, Authenticator, Connection, MethodRow, Needs, service_rows
 from fleetplane.web.ops import Mount
 
@@ -150,7 +150,7 @@ class GpuDomain:
         kernel: Kernel,
         policy: GpuPolicy,
         *,
-        dialect: Dialect,
+        dialect: GpuDialect,
         version: str,
         node: str,
         tcp_writes: bool = False,
@@ -164,7 +164,7 @@ class GpuDomain:
         self._shared: SharedProviders | None = None
         self._providers: Providers | SharedProviders
         if kernel.store.shared:
-            heard = Heard(kernel.store, kernel.clock, channel=CHANNEL)
+            heard = LastSeen(kernel.store, kernel.clock, channel=CHANNEL)
             self._shared = SharedProviders(kernel.store, self._gpus, policy, kernel.clock, heard)
             self._providers = self._shared
         else:
@@ -223,7 +223,7 @@ class GpuDomain:
             ),
         )
 
-    def leases(self) -> Iterator[tuple[Lease, bool]]:
+    def leases(self) -> Iterator[tuple[ProviderLease, bool]]:
         """Every provider's lease, and whether its holder is alive."""
         return self._providers.leases()
 

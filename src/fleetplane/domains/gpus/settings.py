@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from fleetplane.domains.gpus.grpc.generations import Generation
 from fleetplane.domains.gpus.rules import GpuPolicy, TransitionTimes
-from fleetplane.domains.gpus.wire import SELECTABLE, Dialect
+from fleetplane.domains.gpus.wire import SELECTABLE, GpuDialect
 from fleetplane.kernel.errors import SettingsError
-from fleetplane.sections.base import Section, at_least, one_of
+from fleetplane.sections.base import SettingsSection, at_least, one_of
 from fleetplane.sections.listeners import DEFAULT_PLACE, ListenerSettings
 
 
-class GpuSettings(Section, frozen=True):
+class GpuSettings(SettingsSection, frozen=True):
     lease_seconds: float = 30.0
     transition_times: TransitionTimes = TransitionTimes.STRICT
     max_gpus: int = 4096
@@ -40,7 +40,7 @@ class GpuSettings(Section, frozen=True):
 class DeviceApiSettings(ListenerSettings, frozen=True):
     addresses: tuple[str, ...] = (DEFAULT_PLACE, "127.0.0.1:50051")
     socket_mode: str = "0660"
-    dialect: Dialect = Dialect.SUPERSET
+    dialect: GpuDialect = GpuDialect.SUPERSET
     """Of the answers, when the caller's metadata asks for none."""
     nvsentinel_generation: Generation = Generation.AUTO
     """Of clients of the package nvidia.nvsentinel.v1alpha1 whose requests do not tell: first or later."""

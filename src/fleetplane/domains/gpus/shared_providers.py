@@ -18,13 +18,13 @@ import structlog
 from fleetplane.domains.gpus import leases, rules
 from fleetplane.domains.gpus.kinds import SCOPE
 from fleetplane.domains.gpus.leases import PROVIDER_LEASE, StoredLease, is_silent, lease_key
-from fleetplane.domains.gpus.providers import Lease, check_leases_are_on
+from fleetplane.domains.gpus.providers import ProviderLease, check_leases_are_on
 from fleetplane.domains.gpus.registry import Gpus
 from fleetplane.domains.gpus.rules import GpuPolicy
 from fleetplane.kernel.boundary import Boundary, contained
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError
-from fleetplane.kernel.presence.heard import LATE_SECONDS, WRITE_SECONDS, Heard
+from fleetplane.kernel.presence.heard import LATE_SECONDS, WRITE_SECONDS, LastSeen
 from fleetplane.kernel.resources import Key
 from fleetplane.kernel.store import Draft, Store
 from fleetplane.kernel.values.times import NS
@@ -55,7 +55,7 @@ class _Here:
 class SharedProviders:
     """See `ProviderLeases`."""
 
-    def __init__(self, store: Store, gpus: Gpus, policy: GpuPolicy, clock: Clock, heard: Heard) -> None:
+    def __init__(self, store: Store, gpus: Gpus, policy: GpuPolicy, clock: Clock, heard: LastSeen) -> None:
         self._store = store
         self._gpus = gpus
         self._policy = policy
@@ -69,11 +69,11 @@ class SharedProviders:
     def __repr__(self) -> str:
         return f"<SharedProviders leases={self._store.count(PROVIDER_LEASE, SCOPE)} here={len(self._here)}>"
 
-    def leases(self) -> Iterator[tuple[Lease, bool]]:
+    def leases(self) -> Iterator[tuple[ProviderLease, bool]]:
         """Every lease, and whether its holder is alive."""
         for stored in self._store.list(PROVIDER_LEASE, SCOPE):
             here = self._here.get(stored.name)
-            lease = Lease(
+            lease = ProviderLease(
                 provider=stored.name,
                 is_partial=True,
                 heard_at_ns=max(

@@ -26,7 +26,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from fleetplane.domains.gpus.kinds import Gpu, Replacement, Report
+from fleetplane.domains.gpus.kinds import Gpu, Replacement, StatusReport
 from fleetplane.gen.fleetplane.device.v1alpha1 import named_pb2, typed_pb2
 from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2, provider_pb2
 from fleetplane.gen.nvidia.nvsentinel.v1alpha1 import gpu_pb2 as first_pb2
@@ -62,7 +62,7 @@ CONTINUE_FIELD = 1000
 _MIN_SECONDS, _MAX_SECONDS = -(2**63) // NS + 1, 2**63 // NS - 1
 
 
-class Dialect(StrEnum):
+class GpuDialect(StrEnum):
     SUPERSET = "superset"
     META = "meta"
     NAME = "name"
@@ -73,17 +73,19 @@ class Dialect(StrEnum):
     TYPED = "typed"
 
 
-SELECTABLE = (Dialect.SUPERSET, Dialect.META, Dialect.NAME)
+SELECTABLE = (GpuDialect.SUPERSET, GpuDialect.META, GpuDialect.NAME)
 """What a caller or a listener may ask for; the others are chosen within their package."""
 
-VERSIONED_LISTS = frozenset({Dialect.SUPERSET, Dialect.LATER, Dialect.LATER_NAMESPACED, Dialect.TYPED})
-ITEMS_FIELD = {Dialect.NAME: 1, Dialect.FIRST: 1, Dialect.TYPED: 3}
+VERSIONED_LISTS = frozenset(
+    {GpuDialect.SUPERSET, GpuDialect.LATER, GpuDialect.LATER_NAMESPACED, GpuDialect.TYPED}
+)
+ITEMS_FIELD = {GpuDialect.NAME: 1, GpuDialect.FIRST: 1, GpuDialect.TYPED: 3}
 """Of `GpuList`, where it is not 2; the list's metadata stands before."""
 
 
-def dialect(text: str) -> Dialect:
+def dialect(text: str) -> GpuDialect:
     if text in SELECTABLE:
-        return Dialect(text)
+        return GpuDialect(text)
     raise InvalidArgument(
         f"unknown dialect {text!r}; known are {', '.join(SELECTABLE)}", field=DIALECT_HEADER
     )
@@ -178,14 +180,14 @@ def action(request: provider_pb2.UpdateGpuConditionRequest) -> str | None:
     return _bounded(request.recommended_action, "recommended_action", MAX_ACTION_BYTES)
 
 
-def report(message: gpu_pb2.GpuStatus, *, writer: str, field: str = "status") -> Report:
+def report(message: gpu_pb2.GpuStatus, *, writer: str, field: str = "status") -> StatusReport:
     if len(message.conditions) > MAX_CONDITIONS:
         raise InvalidArgument(
             f"{field}.conditions has more than {MAX_CONDITIONS} entries", field=f"{field}.conditions"
         )
     if message.ByteSize() > MAX_REPORT_BYTES:
         raise InvalidArgument(f"{field} is larger than {MAX_REPORT_BYTES} bytes", field=field)
-    return Report(
+    return StatusReport(
         conditions=tuple(
             condition(entry, writer=writer, field=f"{field}.conditions[{index}]")
             for index, entry in enumerate(message.conditions)
@@ -251,7 +253,7 @@ def untyped(gpu: typed_pb2.TypedGpu) -> gpu_pb2.Gpu:
     return message
 
 
-def required_report(request: gpu_pb2.ReplaceGpuStatusRequest) -> Report:
+def required_report(request: gpu_pb2.ReplaceGpuStatusRequest) -> StatusReport:
     if not request.HasField("status"):
         raise InvalidArgument("status is required", field="status")
     return report(request.status, writer="")
@@ -268,27 +270,27 @@ def _nanoseconds(timestamp: Timestamp, field: str) -> int:
 AnyGpu = gpu_pb2.Gpu | named_pb2.NamedGpu | first_pb2.Gpu | typed_pb2.TypedGpu
 
 
-def encode_gpu(gpu: Gpu, dialect: Dialect) -> bytes:
+def encode_gpu(gpu: Gpu, dialect: GpuDialect) -> bytes:
     """The `Gpu` message of one dialect."""
     message: AnyGpu
     match dialect:
-        case Dialect.SUPERSET:
+        case GpuDialect.SUPERSET:
             message = gpu_pb2.Gpu(
                 metadata=gpu_pb2.ObjectMeta(name=gpu.name, resource_version=str(gpu.revision)),
                 resource_version=gpu.revision,
                 name=gpu.name,
                 spec=gpu_pb2.GpuSpec(parent=gpu.spec.parent) if gpu.spec.parent else None,
             )
-        case Dialect.META:
+        case GpuDialect.META:
             message = gpu_pb2.Gpu(metadata=gpu_pb2.ObjectMeta(name=gpu.name), resource_version=gpu.revision)
-        case Dialect.NAME:
+        case GpuDialect.NAME:
             message = named_pb2.NamedGpu(name=gpu.name, resource_version=gpu.revision)
-        case Dialect.FIRST:
+        case GpuDialect.FIRST:
             message = first_pb2.Gpu(name=gpu.name)
-        case Dialect.LATER | Dialect.LATER_NAMESPACED:
-            namespace = NAMESPACE if dialect is Dialect.LATER_NAMESPACED else ""
+        case GpuDialect.LATER | GpuDialect.LATER_NAMESPACED:
+            namespace = NAMESPACE if dialect is GpuDialect.LATER_NAMESPACED else ""
             message = gpu_pb2.Gpu(metadata=gpu_pb2.ObjectMeta(namespace=namespace, **_object_meta(gpu)))
-        case Dialect.TYPED:
+        case GpuDialect.TYPED:
             message = typed_pb2.TypedGpu(
                 type_meta=_type_meta(GPU_KIND), object_meta=typed_pb2.TypedObjectMeta(**_object_meta(gpu))
             )
@@ -348,7 +350,7 @@ def encode_get(gpu: bytes) -> bytes:
     return _nested(1, gpu)
 
 
-def encode_list(gpus: list[bytes], version: int, dialect: Dialect, *, more: str = "") -> bytes:
+def encode_list(gpus: list[bytes], version: int, dialect: GpuDialect, *, more: str = "") -> bytes:
     """`ListGpusResponse` around encoded GPUs; `more` is what the next page is asked with."""
     items = ITEMS_FIELD.get(dialect, 2)
     body = b"".join(_nested(items, gpu) for gpu in gpus)
@@ -357,7 +359,7 @@ def encode_list(gpus: list[bytes], version: int, dialect: Dialect, *, more: str 
         if more:
             metadata += _nested(CONTINUE_FIELD, more.encode())
         body = _nested(items - 1, metadata) + body
-    if dialect is Dialect.TYPED:
+    if dialect is GpuDialect.TYPED:
         body = _nested(1, _type_meta(f"{GPU_KIND}List").SerializeToString()) + body
     return _nested(1, body)
 

@@ -74,7 +74,7 @@ RECOVERY_ACTION_CHANGED = 154
 LARGEST_XID = 2**32 - 1
 
 
-class Severity(StrEnum):
+class XidSeverity(StrEnum):
     IGNORED = "ignored"
     WARNING = "warning"
     CRITICAL = "critical"
@@ -84,10 +84,10 @@ def describe(xid: int) -> str:
     return DESCRIPTIONS.get(xid, "Unknown XID")
 
 
-def severity(xid: int, ignored: frozenset[int] = APPLICATION_XIDS) -> Severity:
+def severity(xid: int, ignored: frozenset[int] = APPLICATION_XIDS) -> XidSeverity:
     if xid in ignored:
-        return Severity.IGNORED
-    return Severity.CRITICAL if xid in CRITICAL_XIDS else Severity.WARNING
+        return XidSeverity.IGNORED
+    return XidSeverity.CRITICAL if xid in CRITICAL_XIDS else XidSeverity.WARNING
 
 
 def condemns(xid: int, ignored: frozenset[int] = APPLICATION_XIDS) -> bool:
@@ -96,7 +96,7 @@ def condemns(xid: int, ignored: frozenset[int] = APPLICATION_XIDS) -> bool:
     Everything that is not known to be harmless counts, numbers we have never heard of too: a
     workload moved away for nothing costs less than one left on a broken GPU.
     """
-    return severity(xid, ignored) is not Severity.IGNORED
+    return severity(xid, ignored) is not XidSeverity.IGNORED
 
 
 def action(xid: int) -> str:

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from fleetplane.kernel.access import Principal
 from fleetplane.kernel.access import Role as AccessRole
 from fleetplane.kernel.errors import InvalidArgument, PermissionDenied, Unauthenticated
-from fleetplane.kernel.identity import Authority, Issued
+from fleetplane.kernel.identity import Authority, IssuedCertificate
 from fleetplane.kernel.identity.certificates import peer_identity, printable_extension
 from fleetplane.kernel.identity.enrolment import digest
 from fleetplane.kernel.identity.revocation import Revocations
@@ -163,7 +163,7 @@ def issue(
     client: str,
     life_hours: float,
     serial: int,
-) -> Issued:
+) -> IssuedCertificate:
     return authority.issue_client(
         key,
         name=client,

@@ -14,14 +14,14 @@ from typing import Protocol
 import msgspec
 
 from fleetplane.domains.instances import access
-from fleetplane.domains.instances.configuration import Configuration
+from fleetplane.domains.instances.configuration import InstancesDocument
 from fleetplane.domains.instances.configuration.merge import EffectiveGroup, effective
 from fleetplane.domains.instances.grpc.operator_groups import OperatorGroups
 from fleetplane.domains.instances.kinds import GROUP, INSTANCE, GroupOverride, tenant_scope
 from fleetplane.domains.instances.records.groups import Groups
 from fleetplane.domains.instances.resources import SIZE_LIMIT, GroupSpecView, group_object
 from fleetplane.fleet.resources import scopes
-from fleetplane.fleet.resources.declaration import Reading, Secret, Writable, WriteCall
+from fleetplane.fleet.resources.declaration import Secret, ViewReader, Writable, WriteCall
 from fleetplane.kernel.errors import FailedPrecondition, FleetplaneError, InvalidArgument
 from fleetplane.kernel.resources import AnyResource
 from fleetplane.kernel.store import Draft, Store
@@ -79,7 +79,7 @@ def put_group(call: WriteCall) -> AnyResource:
 
 
 def override_of(
-    configuration: Configuration, tenant: str, key: str, given: GroupSpecView, before: GroupOverride
+    configuration: InstancesDocument, tenant: str, key: str, given: GroupSpecView, before: GroupOverride
 ) -> GroupOverride:
     """What is set at run time where a group shall be as given. What it inherits is not set. Pure."""
     if not 0 <= given.size <= SIZE_LIMIT:
@@ -101,7 +101,7 @@ def override_of(
 
 
 def _inherited(
-    configuration: Configuration, tenant: str, key: str, bare: GroupOverride
+    configuration: InstancesDocument, tenant: str, key: str, bare: GroupOverride
 ) -> EffectiveGroup | None:
     """The group with nothing set of it but its size; None if there is no such template."""
     try:
@@ -164,7 +164,7 @@ def delete_group(call: WriteCall) -> None:
     domain.operator_groups.take_back(call.draft, tenant, call.name)
 
 
-def disturbs(before: AnyResource | None, after: AnyResource | None, _reading: Reading) -> Sequence[str]:
+def disturbs(before: AnyResource | None, after: AnyResource | None, _reading: ViewReader) -> Sequence[str]:
     """How many machines come and go, and what is replaced."""
     was, will = (0 if one is None else one.spec.size for one in (before, after))
     told = []

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from fleetplane.domains.instances.kinds import Report
-from fleetplane.domains.instances.records.reports import Heard
+from fleetplane.domains.instances.kinds import HealthReport
+from fleetplane.domains.instances.records.reports import ReceivedReport
 from fleetplane.fleet.figures import CPU, MEMORY, Measure
 from fleetplane.kernel.values.times import NS
 
@@ -23,7 +23,7 @@ MEASURES: Final = (
 )
 
 
-def figures(report: Report, before: Heard | None, now_ns: int) -> Mapping[str, float | None]:
+def figures(report: HealthReport, before: ReceivedReport | None, now_ns: int) -> Mapping[str, float | None]:
     """What one report says, by name; rates since the one before, unless a counter began anew."""
     last = before.report if before is not None else None
     seconds = (now_ns - before.at_ns) / NS if before is not None else 0.0

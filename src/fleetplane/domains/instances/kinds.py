@@ -61,7 +61,7 @@ class InstanceSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Of a NAT instance: the fixed address that goes with that way, if any."""
 
 
-class Drain(msgspec.Struct, frozen=True, kw_only=True):
+class DrainState(msgspec.Struct, frozen=True, kw_only=True):
     """On its way out, and what it is waiting for."""
 
     reason: str
@@ -73,7 +73,7 @@ class Drain(msgspec.Struct, frozen=True, kw_only=True):
     """Whether another must exist before this one goes."""
 
 
-class Target(msgspec.Struct, frozen=True, kw_only=True):
+class BalancerTarget(msgspec.Struct, frozen=True, kw_only=True):
     """A place that a load balancer sends traffic to."""
 
     id: str
@@ -85,7 +85,7 @@ class Attachment(msgspec.Struct, frozen=True, kw_only=True):
     """An instance behind a load balancer. Written before anyone is asked, so that it can be undone, and
     with the places themselves, so that it can be undone when the configuration no longer names them."""
 
-    targets: tuple[Target, ...]
+    targets: tuple[BalancerTarget, ...]
     attached_at_ns: int | None = None
     detached_at_ns: int | None = None
     """When it was taken out; connections may still be ending."""
@@ -118,7 +118,7 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     heard yet."""
     agent_version: str = ""
     unhealthy_since_ns: int | None = None
-    drain: Drain | None = None
+    drain: DrainState | None = None
     deleting_at_ns: int | None = None
     """When the provider was asked to delete it."""
     deleted_at_ns: int | None = None
@@ -187,7 +187,7 @@ class SecretRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class HealthReport:
     """One health report, in one form for all generations."""
 
     instance: str
@@ -218,7 +218,7 @@ class HeardReport(msgspec.Struct, frozen=True, kw_only=True):
     """A report, and when it came by the clock of the database."""
 
     at_ns: int
-    report: Report
+    report: HealthReport
 
 
 class Complaint(msgspec.Struct, frozen=True, kw_only=True):

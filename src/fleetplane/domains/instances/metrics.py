@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 
 from fleetplane.domains.instances.records.groups import Groups
 from fleetplane.domains.instances.records.instances import Instances
-from fleetplane.domains.instances.records.reports import Reports
+from fleetplane.domains.instances.records.reports import InstanceReports
 from fleetplane.domains.instances.rules import decide as rules
 from fleetplane.domains.instances.rules import quotas
 
@@ -19,7 +19,7 @@ PREFIX = "fleetplane_instances_"
 
 class InstanceCollector(Collector):
     def __init__(
-        self, instances: Instances, groups: Groups, reports: Reports, held: Callable[[], int]
+        self, instances: Instances, groups: Groups, reports: InstanceReports, held: Callable[[], int]
     ) -> None:
         """`held` counts silent instances that are left alone because too many fell silent at once."""
         self._instances = instances

@@ -25,7 +25,7 @@ from fleetplane.domains.instances.kinds import (
 )
 from fleetplane.domains.instances.live import observed
 from fleetplane.domains.instances.records.groups import Groups
-from fleetplane.domains.instances.rest.views import Counts, counts
+from fleetplane.domains.instances.rest.views import MemberCounts, counts
 from fleetplane.domains.instances.rules import decide as rules
 from fleetplane.fleet.figures import kept_figures, kept_history
 from fleetplane.fleet.resources import scopes
@@ -33,19 +33,19 @@ from fleetplane.fleet.resources.acting import freeze_actions
 from fleetplane.fleet.resources.common import as_stored, made_up
 from fleetplane.fleet.resources.declaration import (
     READING,
-    Action,
     ActionCall,
     Begun,
     Column,
     ObjectState,
-    Observed,
+    ObservedPart,
     PublicResource,
-    Reading,
     Related,
+    ResourceAction,
+    ResourceShape,
+    ResourceVerb,
+    ResourceView,
     Secret,
-    Shape,
-    Verb,
-    View,
+    ViewReader,
 )
 from fleetplane.kernel.errors import InvalidArgument
 from fleetplane.kernel.resources import AnyKind, AnyResource, Kind, Nothing, Resource
@@ -59,7 +59,7 @@ SIZE_LIMIT = 100_000
 # Instances.
 
 
-class InstanceSpecView(Shape, frozen=True):
+class InstanceSpecView(ResourceShape, frozen=True):
     group: str
     template: str
     on_demand: bool
@@ -72,7 +72,7 @@ class InstanceSpecView(Shape, frozen=True):
     provider: str
 
 
-class InstanceStatusView(Shape, frozen=True):
+class InstanceStatusView(ResourceShape, frozen=True):
     state: str
     """`pending`, `provisioned`, `registered`, `draining`, `deleting` or `deleted`."""
     health: str
@@ -92,11 +92,13 @@ class InstanceStatusView(Shape, frozen=True):
     last_error: str
 
 
-def instance_view(found: Instance, _reading: Reading) -> View[InstanceSpecView, InstanceStatusView]:
+def instance_view(
+    found: Instance, _reading: ViewReader
+) -> ResourceView[InstanceSpecView, InstanceStatusView]:
     """What is shown of an instance."""
     spec, status = found.spec, found.status or InstanceStatus()
     drain = status.drain
-    return View(
+    return ResourceView(
         spec=InstanceSpecView(
             group=spec.group,
             template=spec.template,
@@ -142,7 +144,7 @@ def instance_state(found: Instance) -> ObjectState:
     return ObjectState(rules.state(found), status.drain.reason if status.drain is not None else "")
 
 
-def instance_place(found: Instance, _reading: Reading) -> str:
+def instance_place(found: Instance, _reading: ViewReader) -> str:
     """In its group."""
     return scopes.below(scopes.tenant_path(tenant_of(found)), "groups", found.spec.group)
 
@@ -184,12 +186,12 @@ INSTANCES = PublicResource(
         Column(title="PROVIDER-ID", value=".status.providerId", wide=True),
         Column(title="ERROR", value=".status.lastError", wide=True),
     ),
-    verbs=READING | {Verb.EXPLAIN, Verb.LOGS, Verb.FIGURES, Verb.HISTORY},
+    verbs=READING | {ResourceVerb.EXPLAIN, ResourceVerb.LOGS, ResourceVerb.FIGURES, ResourceVerb.HISTORY},
     logs=observed.instance_logs,
     figures=kept_figures,
     history=kept_history,
     actions=(
-        Action(
+        ResourceAction(
             name="drain",
             summary="Let it finish its work, then delete it; one that counts is replaced first",
             permission=access.AS_OPERATOR,
@@ -207,7 +209,7 @@ INSTANCES = PublicResource(
 # Groups: what the configuration says, with what operators set at run time.
 
 
-class GroupSpecView(Shape, frozen=True, forbid_unknown_fields=True):
+class GroupSpecView(ResourceShape, frozen=True, forbid_unknown_fields=True):
     size: int
     """How many there should be."""
     template: str = ""
@@ -222,7 +224,7 @@ class GroupSpecView(Shape, frozen=True, forbid_unknown_fields=True):
     """As configured; written nowhere else."""
 
 
-class GroupStatusView(Shape, frozen=True):
+class GroupStatusView(ResourceShape, frozen=True):
     wanted: int
     """How many are wanted now: none while the tenant sleeps."""
     pending: int
@@ -295,7 +297,9 @@ def group_object(
     )
 
 
-def group_parts(found: EffectiveGroup, of: Counts, *, asleep: bool) -> tuple[GroupSpecView, GroupStatusView]:
+def group_parts(
+    found: EffectiveGroup, of: MemberCounts, *, asleep: bool
+) -> tuple[GroupSpecView, GroupStatusView]:
     """What is shown of a group."""
     states = of.states
     return (
@@ -321,7 +325,7 @@ def group_parts(found: EffectiveGroup, of: Counts, *, asleep: bool) -> tuple[Gro
     )
 
 
-def group_place(stored: AnyResource, _reading: Reading) -> str:
+def group_place(stored: AnyResource, _reading: ViewReader) -> str:
     """At its tenant."""
     return scopes.of_stored(stored.scope)
 
@@ -366,10 +370,10 @@ GROUPS = PublicResource(
         Column(title="TYPE", value=".spec.instanceType", wide=True),
         Column(title="ASLEEP", value=".status.asleep", wide=True),
     ),
-    verbs=READING | {Verb.EXPLAIN, Verb.LOGS},
+    verbs=READING | {ResourceVerb.EXPLAIN, ResourceVerb.LOGS},
     logs=observed.group_logs,
     actions=(
-        Action(
+        ResourceAction(
             name="scale",
             summary="Set how many instances there should be",
             permission=access.AS_OPERATOR,
@@ -381,6 +385,6 @@ GROUPS = PublicResource(
     ),
     explain="group",
     computed=groups,
-    observed=Observed(version=groups_version),
+    observed=ObservedPart(version=groups_version),
 )
 RESOURCES = (INSTANCES, GROUPS)

@@ -19,10 +19,10 @@ from fleetplane.domains.instances.configuration.merge import effective
 from fleetplane.domains.instances.kinds import GROUP, INSTANCE, Instance, group_scope
 from fleetplane.domains.instances.records.groups import GroupKey, Groups, GroupView
 from fleetplane.domains.instances.records.instances import Instances
-from fleetplane.domains.instances.records.reports import Reports
+from fleetplane.domains.instances.records.reports import InstanceReports
 from fleetplane.domains.instances.records.versions import SUBJECT, encoded
 from fleetplane.domains.instances.rules import replacing
-from fleetplane.domains.instances.rules.plans import Member
+from fleetplane.domains.instances.rules.plans import GroupMember
 from fleetplane.fleet.rollouts import holds
 from fleetplane.fleet.rollouts.holds import HeldVersions, digest
 from fleetplane.fleet.rollouts.records import KEPT, ROLLOUT_POLICY
@@ -50,7 +50,7 @@ class GroupTemplates:
     versions: Sequence[AnyKind] = (GROUP, KEPT)
 
     def __init__(
-        self, store: Store, groups: Groups, instances: Instances, reports: Reports, clock: Clock
+        self, store: Store, groups: Groups, instances: Instances, reports: InstanceReports, clock: Clock
     ) -> None:
         self._store = store
         self._groups = groups
@@ -177,16 +177,16 @@ class GroupTemplates:
             for place, line in replacing.lines(members).items()
         }
 
-    def _member(self, instance: Instance) -> Member:
+    def _member(self, instance: Instance) -> GroupMember:
         registered = instance.status.registered_at_ns if instance.status is not None else None
-        return Member(
+        return GroupMember(
             instance=instance,
             heard_at_ns=self._reports.heard_at_ns(instance.name, registered),
             reported=self._reports.last(instance.name) is not None,
         )
 
     def _fact(
-        self, scope: str, place: str, first: Member, known: Sequence[tuple[str, GroupView]]
+        self, scope: str, place: str, first: GroupMember, known: Sequence[tuple[str, GroupView]]
     ) -> TargetFact:
         spec = first.instance.spec
         return TargetFact(
@@ -202,7 +202,7 @@ class GroupTemplates:
             title=first.instance.name,
         )
 
-    def _has(self, scope: str, place: str, first: Member, known: Sequence[tuple[str, GroupView]]) -> str:
+    def _has(self, scope: str, place: str, first: GroupMember, known: Sequence[tuple[str, GroupView]]) -> str:
         """The version that an instance was made from and was told; of several the one that it should be."""
         spec, status = first.instance.spec, first.instance.status
         heard = self._reports.last(first.instance.name)

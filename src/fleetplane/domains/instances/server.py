@@ -15,7 +15,7 @@ from fleetplane.domains.blueprint import Blueprint, Kernel, Service
 from fleetplane.domains.instances import access, figures
 from fleetplane.domains.instances.configuration.schema import PROVIDERS
 from fleetplane.domains.instances.content.downloads import Downloads
-from fleetplane.domains.instances.content.files import Addresses, FileMaker, Secrets
+from fleetplane.domains.instances.content.files import FileMaker, InstanceSecrets, ServerAddresses
 from fleetplane.domains.instances.content.images import Images
 from fleetplane.domains.instances.controllers.assembly import Machinery
 from fleetplane.domains.instances.controllers.on_behalf import OnBehalf
@@ -24,7 +24,7 @@ from fleetplane.domains.instances.credentials import ClientRole, anonymous, auth
 from fleetplane.domains.instances.desired import WRITERS
 from fleetplane.domains.instances.explain import GroupExplainer, InstanceExplainer
 from fleetplane.domains.instances.grpc.admin import AdminService
-from fleetplane.domains.instances.grpc.agents import AgentService
+from fleetplane.domains.instances.grpc.agents import InstanceAgentService
 from fleetplane.domains.instances.grpc.anywhere import PLACES, AgentsAnywhere
 from fleetplane.domains.instances.grpc.authority import AuthorityService
 from fleetplane.domains.instances.grpc.operator_groups import OperatorGroups
@@ -41,10 +41,10 @@ from fleetplane.domains.instances.records.groups import Groups, SilencePolicy
 from fleetplane.domains.instances.records.instances import Instances
 from fleetplane.domains.instances.records.intents import Intents
 from fleetplane.domains.instances.records.listener_activity import Activity
-from fleetplane.domains.instances.records.reports import Reports
+from fleetplane.domains.instances.records.reports import InstanceReports
 from fleetplane.domains.instances.releases import AUDIENCE
 from fleetplane.domains.instances.resources import RESOURCES
-from fleetplane.domains.instances.rest.assembly import RestSide
+from fleetplane.domains.instances.rest.assembly import InstanceRest
 from fleetplane.domains.instances.rest.overview import Overview
 from fleetplane.domains.instances.rest.remote import RemoteCalls
 from fleetplane.domains.instances.rollout import GroupTemplates
@@ -215,7 +215,7 @@ class InstanceDomain:
         self._sessions = Sessions(self._revocations)
         self._instances = Instances(kernel.store)
         objects = recorded = RecordedObjects(objects, kernel.store)
-        self._reports = Reports(kernel.clock, kernel.store)
+        self._reports = InstanceReports(kernel.clock, kernel.store)
         places = Whereabouts(kernel.store, kernel.clock, channel=PLACES)
         self._activity = Activity(kernel.clock)
         self.errors = self._errors = ErrorFeed(kernel.clock, kernel.store)
@@ -278,7 +278,7 @@ class InstanceDomain:
             authority.subscribe(self._groups.trust_changed)
         self._images = Images(kernel.clock, kernel.store)
         self._downloads = Downloads(objects, kernel.clock, private_hosts=options.userdata_hosts)
-        secrets = Secrets(objects, kernel.master, self._secret_tenants)
+        secrets = InstanceSecrets(objects, kernel.master, self._secret_tenants)
         self._files = FileMaker(
             objects=objects,
             secrets=secrets,
@@ -292,7 +292,7 @@ class InstanceDomain:
         self.figures = FigureKeeper(
             kernel.telemetry, kernel.clock, prefix=figures.PREFIX, measures=figures.MEASURES
         )
-        self._agents = AgentService(
+        self._agents = InstanceAgentService(
             instances=self._instances,
             groups=self._groups,
             reports=self._reports,
@@ -363,7 +363,7 @@ class InstanceDomain:
             ),
         }
         remote = RemoteCalls({"operator": self._operators, "admin": admin, "authority": authorities})
-        self.rest = RestSide(
+        self.rest = InstanceRest(
             kernel, overview=overview, errors=self._errors, remote=remote, version=options.version
         )
         self.collectors: Sequence[Collector] = (
@@ -492,20 +492,20 @@ class InstanceDomain:
 
     # What the parts ask of each other.
 
-    def addresses(self) -> Addresses:
+    def addresses(self) -> ServerAddresses:
         """Where agents find this server: as configured, or as bound."""
         configuration = self._groups.configuration
         if self._options.advertise_listeners or configuration is None:
             found = {
                 name: next(iter(places), "").removeprefix("https://") for name, places in self._bound.items()
             }
-            return Addresses(
+            return ServerAddresses(
                 registration=found.get(REGISTRATION, ""),
                 agent=found.get(AGENT, ""),
                 operator=found.get(OPERATOR, ""),
             )
         advertise = configuration.shard.advertise
-        return Addresses(
+        return ServerAddresses(
             registration=advertise.registration_addr,
             agent=advertise.agent_addr,
             operator=advertise.operator_addr,

@@ -12,7 +12,7 @@ from fleetplane.domains.instances.configuration.hashes import group_etag
 from fleetplane.domains.instances.configuration.merge import EffectiveGroup
 from fleetplane.domains.instances.configuration.templates import template as templates
 from fleetplane.domains.instances.configuration.templates.functions import TemplateInvalid
-from fleetplane.domains.instances.kinds import GroupOverride, Instance, Report, tenant_of
+from fleetplane.domains.instances.kinds import GroupOverride, HealthReport, Instance, tenant_of
 from fleetplane.domains.instances.live.complaints import Trouble
 from fleetplane.domains.instances.rules import decide as rules
 from fleetplane.gen.fleetplane.instances.v1 import early_pb2
@@ -49,7 +49,7 @@ _DELETE = {EventGeneration.FIRST: 1, EventGeneration.SECOND: 2}
 # Health reports.
 
 
-def health_report(body: bytes) -> Report:
+def health_report(body: bytes) -> HealthReport:
     """A report of either generation, told apart by the field numbers that occur in it.
 
     Whatever is taken can be stored: it is written in one transaction with the reports of other tenants.
@@ -64,9 +64,9 @@ def health_report(body: bytes) -> Report:
         raise InvalidArgument("the health report cannot be read") from error
 
 
-def _report(message: agent_pb2.HealthReportRequest) -> Report:
+def _report(message: agent_pb2.HealthReportRequest) -> HealthReport:
     metrics = message.metrics
-    return Report(
+    return HealthReport(
         instance=message.instance_id,
         version=message.version[:TEXT_LIMIT_BYTES],
         count=message.count,
@@ -100,8 +100,8 @@ def _counted(metrics: agent_pb2.Metrics, count: int) -> int | None:
     return min(count, COUNT_LIMIT) if metrics.HasField("network_interface") else None
 
 
-def _early_report(message: early_pb2.EarlyHealthReport) -> Report:
-    return Report(
+def _early_report(message: early_pb2.EarlyHealthReport) -> HealthReport:
+    return HealthReport(
         instance=message.instance_id,
         version=message.version[:TEXT_LIMIT_BYTES],
         count=message.count,

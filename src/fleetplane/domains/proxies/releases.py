@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fleetplane.domains.proxies.agents.assembly import LISTENER, REPORT, STREAM_RATE
-from fleetplane.domains.proxies.agents.records import Roster, actor
+from fleetplane.domains.proxies.agents.records import AgentRoster, actor
 from fleetplane.domains.proxies.rules.configuration import labels_of
 from fleetplane.fleet.releases.agents_service import ReleaseAudience
 from fleetplane.fleet.releases.check_in import AgentCard
@@ -14,7 +14,7 @@ from fleetplane.rpc import Authentication, CallContext, Needs
 
 
 class ProxyRegister:
-    def __init__(self, roster: Roster) -> None:
+    def __init__(self, roster: AgentRoster) -> None:
         self._roster = roster
 
     def recognise(self, context: CallContext, name: str) -> str:  # noqa: ARG002  # its credential says it
@@ -28,7 +28,7 @@ class ProxyRegister:
 
 
 def _register(_domain: Any, store: Store) -> ProxyRegister:
-    return ProxyRegister(Roster(store))
+    return ProxyRegister(AgentRoster(store))
 
 
 AUDIENCE = ReleaseAudience(

@@ -12,7 +12,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from fleetplane.domains.proxies.agents.ports import Deployer, LogQuery, Presence, Records
+from fleetplane.domains.proxies.agents.ports import AgentLogQuery, AgentPresence, Deployer, ReportedRecords
 from fleetplane.domains.proxies.kinds.records import (
     AGENT,
     CONFIG_VERSION,
@@ -107,9 +107,9 @@ class WorkspaceConfiguration:
         store: Store,
         workspaces: Workspaces,
         *,
-        presence: Presence,
+        presence: AgentPresence,
         deployer: Deployer,
-        records: Records,
+        records: ReportedRecords,
     ) -> None:
         self._store = store
         self._workspaces = workspaces
@@ -266,7 +266,7 @@ class WorkspaceConfiguration:
         """Of the newest requests of some of the agents, in milliseconds."""
         found: list[float] = []
         for agent in sorted(targets)[:LATENCY_AGENTS]:
-            query = LogQuery(
+            query = AgentLogQuery(
                 from_ns=period.from_ns, to_ns=period.to_ns, limit=LATENCY_REQUESTS, agent_id=agent
             )
             page = await self._records.access_log(scope, query)

@@ -14,7 +14,7 @@ from fleetplane.domains.proxies.agents import assembly as agent_side
 from fleetplane.domains.proxies.agents.assembly import AgentSide
 from fleetplane.domains.proxies.agents.controller import AgentPolicy
 from fleetplane.domains.proxies.agents.metrics import ProxyCollector, TrafficCollector
-from fleetplane.domains.proxies.agents.ports import NobodyThere, Records
+from fleetplane.domains.proxies.agents.ports import NobodyThere, ReportedRecords
 from fleetplane.domains.proxies.agents.telemetry import AgentRecords
 from fleetplane.domains.proxies.desired.writers import DESIRED, WRITERS
 from fleetplane.domains.proxies.explain import (
@@ -25,13 +25,13 @@ from fleetplane.domains.proxies.explain import (
 )
 from fleetplane.domains.proxies.kinds.records import KINDS
 from fleetplane.domains.proxies.live import app as event_app
-from fleetplane.domains.proxies.live.app import EventsApp
+from fleetplane.domains.proxies.live.app import ProxyEventsApp
 from fleetplane.domains.proxies.live.events import ProxyEvent
 from fleetplane.domains.proxies.live.feed import event_ring
 from fleetplane.domains.proxies.live.subscriptions import EventLimits
 from fleetplane.domains.proxies.releases import AUDIENCE
 from fleetplane.domains.proxies.resources import RESOURCES
-from fleetplane.domains.proxies.rest.assembly import RestOptions, RestSide
+from fleetplane.domains.proxies.rest.assembly import ProxyRest, RestOptions
 from fleetplane.domains.proxies.rollout import WorkspaceConfiguration, is_held
 from fleetplane.domains.proxies.rules.ports import ANY_PORT, PortRanges
 from fleetplane.domains.proxies.serving.access_lists import AccessLists
@@ -49,7 +49,7 @@ from fleetplane.fleet.runs.metrics import RunCollector
 from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.sessions.metrics import SessionCollector
 from fleetplane.rpc import Authentication, Authenticator, Needs
-from fleetplane.web.documents import Document, Documents
+from fleetplane.web.documents import Documents, WebDocument
 from fleetplane.web.ops import Mount
 
 CA_PATH = "/.well-known/ca.pem"
@@ -100,13 +100,13 @@ class ProxyDomain:
         self,
         kernel: Kernel,
         *,
-        rest: RestSide,
+        rest: ProxyRest,
         agents: AgentSide,
         certificates: CertificateSide,
         feed: EventRing[ProxyEvent],
-        events: EventsApp,
+        events: ProxyEventsApp,
         workspaces: Workspaces,
-        records: Records,
+        records: ReportedRecords,
     ) -> None:
         store, clock = kernel.store, kernel.clock
         self.readers = ProxyReaders(rest.gatekeeper, rest.access)
@@ -186,7 +186,7 @@ class ProxyDomain:
             revocations=kernel.revocations,
         )
         certificates = CertificateSide(store, clock, kernel.master, acme, workspaces=workspaces, vault=vault)
-        rest = await RestSide.create(
+        rest = await ProxyRest.create(
             kernel,
             options,
             workspaces=workspaces,
@@ -201,7 +201,7 @@ class ProxyDomain:
             runs=agents.runs,
         )
         feed = event_ring(store)
-        events = EventsApp(
+        events = ProxyEventsApp(
             feed,
             access=rest.access,
             authenticate=rest.gatekeeper.of_token,
@@ -224,7 +224,7 @@ class ProxyDomain:
     def routes(self) -> Sequence[Mount]:
         authority = Documents(
             {
-                CA_PATH: Document(
+                CA_PATH: WebDocument(
                     content_type="application/x-pem-file", content=lambda: self._authority.trust_pem
                 )
             }

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fleetplane.domains.proxies.rules.ports import DEFAULT_STREAM_PORTS, PortRanges
 from fleetplane.kernel.errors import SettingsError
-from fleetplane.sections.base import Secret, Section, at_least
+from fleetplane.sections.base import Secret, SettingsSection, at_least
 from fleetplane.sections.listeners import ListenerSettings
 
 PROXY_QUOTAS = (
@@ -20,7 +20,7 @@ PROXY_QUOTAS = (
 )
 
 
-class ProxySettings(Section, frozen=True):
+class ProxySettings(SettingsSection, frozen=True):
     admin_email: str = "admin@fleetplane.local"
     """Of the first administrator, who is made when there is no user yet."""
     admin_password: Secret = ""

@@ -42,7 +42,7 @@ class StreamTimeouts(Value, frozen=True):
     """Between two reads or writes; then the connection, or the session of datagrams, ends."""
 
 
-class StreamOptions(Value, frozen=True):
+class SentStream(Value, frozen=True):
     """A stream as it is sent to agents."""
 
     name: str
@@ -59,6 +59,6 @@ class StreamOptions(Value, frozen=True):
     log: bool | UnsetType = UNSET
 
 
-def stream_options(text: str) -> StreamOptions:
+def stream_options(text: str) -> SentStream:
     """Read what was sent; raises `msgspec.ValidationError` for what this program does not know."""
-    return msgspec.json.decode(text, type=StreamOptions)
+    return msgspec.json.decode(text, type=SentStream)

@@ -18,7 +18,7 @@ import msgspec
 from google.protobuf.json_format import MessageToDict
 from msgspec import UNSET, UnsetType
 
-from fleetplane.domains.proxies.agents.ports import AgentOrder, Verb
+from fleetplane.domains.proxies.agents.ports import AgentOrder, AgentVerb
 from fleetplane.domains.proxies.kinds.records import (
     AccessListSpec,
     CertificatePart,
@@ -39,7 +39,7 @@ from fleetplane.domains.proxies.kinds.values import (
     UpstreamServer,
 )
 from fleetplane.domains.proxies.rules.configuration import AgentConfig
-from fleetplane.domains.proxies.stream_options import StreamOptions
+from fleetplane.domains.proxies.stream_options import SentStream
 from fleetplane.domains.proxies.typed_options import (
     Access,
     HostOptions,
@@ -202,7 +202,7 @@ def _plain(value: float) -> float:
     return round(value, 3) if value == value and abs(value) < 1e15 else 0.0  # NaN
 
 
-class Progress(msgspec.Struct, frozen=True, kw_only=True):
+class VersionProgress(msgspec.Struct, frozen=True, kw_only=True):
     """An agent's reported progress with a version."""
 
     config_id: str
@@ -216,11 +216,11 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it was concluded from a report that shows the version in service."""
 
 
-def progress(status: pb.ConfigStatus) -> Progress:
+def progress(status: pb.ConfigStatus) -> VersionProgress:
     state = _STATES.get(status.status)
     if state is None:
         raise InvalidArgument("config_status.status must be one of the six states", field="status")
-    return Progress(
+    return VersionProgress(
         config_id=status.config_id,
         version=status.version,
         state=state,
@@ -248,7 +248,7 @@ def is_answer(event: pb.Event) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class CommandAnswer:
     """An agent's answer to a command."""
 
     command: str
@@ -257,7 +257,7 @@ class Answer:
     output: str
 
 
-def answer(event: pb.Event) -> Answer:
+def answer(event: pb.Event) -> CommandAnswer:
     """`success` may also be called `status`, or follow from the type; the id may be that of the event."""
     data = event.data
     command = data.get("command_id", "") or event.event_id
@@ -267,7 +267,7 @@ def answer(event: pb.Event) -> Answer:
     said = data.get("success", "") or data.get("status", "")
     if not said and event.event_type.endswith(("completed", "succeeded")):
         said = "true"
-    return Answer(
+    return CommandAnswer(
         command=command,
         success=said.lower() in _SUCCEEDED,
         message=message,
@@ -467,8 +467,8 @@ def _upstream(identity: str, spec: UpstreamSpec, authorities: Mapping[str, Certi
 
 
 def _stream(identity: str, spec: StreamSpec) -> pb.Stream:
-    given = {name: getattr(spec, name) for name in StreamOptions.__struct_fields__}
-    return pb.Stream(id=identity, options=_encoded(StreamOptions(**given)))
+    given = {name: getattr(spec, name) for name in SentStream.__struct_fields__}
+    return pb.Stream(id=identity, options=_encoded(SentStream(**given)))
 
 
 def _server(server: UpstreamServer) -> pb.UpstreamServer:
@@ -501,22 +501,22 @@ def _settings(settings: SettingsSpec, variables: Mapping[str, str]) -> pb.Global
 def command(order: AgentOrder) -> pb.Command:
     """Without its id, which it gets when it is issued."""
     match order.verb:
-        case Verb.RELOAD:
+        case AgentVerb.RELOAD:
             return pb.Command(reload=pb.ReloadCommand(graceful=order.graceful))
-        case Verb.RESTART:
+        case AgentVerb.RESTART:
             return pb.Command(restart=pb.RestartCommand(force=order.force))
-        case Verb.STOP:
+        case AgentVerb.STOP:
             return pb.Command(
                 stop=pb.StopCommand(graceful=order.graceful, timeout_seconds=order.timeout_seconds)
             )
-        case Verb.STATUS:
+        case AgentVerb.STATUS:
             return pb.Command(get_status=pb.GetStatusCommand())
-        case Verb.VALIDATE if order.candidate:
+        case AgentVerb.VALIDATE if order.candidate:
             candidate = pb.ConfigUpdate.FromString(order.candidate)
             return pb.Command(validate_config=pb.ValidateConfigCommand(candidate=candidate))
-        case Verb.VALIDATE:
+        case AgentVerb.VALIDATE:
             return pb.Command(validate_config=pb.ValidateConfigCommand(config_content=order.config_content))
-        case Verb.SHOW:
+        case AgentVerb.SHOW:
             shown = pb.ShowObservedCommand(
                 page=order.page,
                 log=order.log,
@@ -525,9 +525,9 @@ def command(order: AgentOrder) -> pb.Command:
                 seal_to=order.seal_to,
             )
             return pb.Command(show_observed=shown)
-        case Verb.TAKE_OVER:
+        case AgentVerb.TAKE_OVER:
             return pb.Command(take_over=pb.TakeOverCommand(version=order.version, digest=order.digest))
-        case Verb.GIVE_BACK:
+        case AgentVerb.GIVE_BACK:
             return pb.Command(give_back=pb.GiveBackCommand())
 
 

@@ -18,7 +18,7 @@ from typing import Generic, Protocol, TypeVar
 from fleetplane.kernel.events import Event
 from fleetplane.kernel.resources import AnyKind
 from fleetplane.kernel.store import Store
-from fleetplane.kernel.watch import Batch, Watch
+from fleetplane.kernel.watch import EventBatch, Watch
 
 REACH_LOOK_SECONDS = 0.02
 RING_EVENTS = 8192
@@ -56,7 +56,7 @@ class Missed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading(Generic[E]):
+class RingRead(Generic[E]):
     events: Sequence[E]
     position: int
 
@@ -110,12 +110,12 @@ class EventRing(Generic[E]):
         first = bisect_left(self._ring, (revision, 0), key=_place_of)
         return self._base + (first if part == UNKNOWN_PART and behind - first > 1 else behind)
 
-    def read(self, position: int, *, limit: int) -> Reading[E] | Missed:
+    def read(self, position: int, *, limit: int) -> RingRead[E] | Missed:
         if position < self._base:
             return Missed(revision=self.revision, position=self.position)
         start = position - self._base
         found = self._ring[start : start + limit]
-        return Reading(events=found, position=position + len(found))
+        return RingRead(events=found, position=position + len(found))
 
     async def reached(self, revision: int) -> bool:
         """Wait for a revision that a reader knows from another server; False if it is not known here."""
@@ -203,7 +203,7 @@ def _unseen(parts: Sequence[E], after: Place) -> Sequence[E]:
     return [one for one in parts if _place_of(one) > after]
 
 
-async def _anything(watches: Sequence[Watch]) -> list[Batch]:
+async def _anything(watches: Sequence[Watch]) -> list[EventBatch]:
     """Wait until one of them has something. A wait that is taken back loses nothing."""
     tasks = [asyncio.ensure_future(watch.next()) for watch in watches]
     try:
@@ -215,10 +215,10 @@ async def _anything(watches: Sequence[Watch]) -> list[Batch]:
     for result in results:
         if isinstance(result, BaseException) and not isinstance(result, asyncio.CancelledError):
             raise result
-    return [result for result in results if isinstance(result, Batch)]
+    return [result for result in results if isinstance(result, EventBatch)]
 
 
-async def _all_up_to(watches: Sequence[Watch], revision: int) -> list[Batch]:
+async def _all_up_to(watches: Sequence[Watch], revision: int) -> list[EventBatch]:
     batches = []
     for watch in watches:
         while watch.revision < revision:

@@ -13,10 +13,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from fleetplane.fleet.resources.catalogue import Member
+from fleetplane.fleet.resources.catalogue import CatalogueMember
 from fleetplane.fleet.resources.common import NoStatus, as_stored, made_up
-from fleetplane.fleet.resources.declaration import Column, ObjectState, Observed, PublicResource, Shape
-from fleetplane.fleet.resources.objects import Identity
+from fleetplane.fleet.resources.declaration import (
+    Column,
+    ObjectState,
+    ObservedPart,
+    PublicResource,
+    ResourceShape,
+)
+from fleetplane.fleet.resources.objects import ObjectIdentity
 from fleetplane.kernel.resources import AnyResource, Kind
 from fleetplane.kernel.values.times import spelled
 
@@ -26,7 +32,7 @@ NAME_DIGITS = 12
 """Of a revision in a name: names then sort as the events came."""
 
 
-class EventSpecView(Shape, frozen=True):
+class EventSpecView(ResourceShape, frozen=True):
     type: str
     """`KIND.STATE`, such as `board.not_ready`; as the agent names it for what an agent reported."""
     about: str
@@ -59,8 +65,8 @@ def event_resource(**declared: Any) -> PublicResource[EventSpecView, NoStatus]:
 class StateChange:
     """A change of an object whose state may be another by it."""
 
-    member: Member
-    called: Identity
+    member: CatalogueMember
+    called: ObjectIdentity
     revision: int
     at_ns: int
     before: AnyResource | None
@@ -77,7 +83,7 @@ class StateEvents:
     def __repr__(self) -> str:
         return f"<StateEvents {dict(self._told)}>"
 
-    def members(self, members: Iterable[Member]) -> Iterator[Member]:
+    def members(self, members: Iterable[CatalogueMember]) -> Iterator[CatalogueMember]:
         """The feed's parts for those of these resources that have a state."""
         for member in members:
             resource = member.resource
@@ -88,9 +94,9 @@ class StateEvents:
                     place=lambda made, _reading: made.scope,
                     permission=resource.permission,
                     computed=_copied(self._kept[resource.plural]),
-                    observed=Observed(version=self._version(resource.plural)),
+                    observed=ObservedPart(version=self._version(resource.plural)),
                 )
-                yield Member(resource=feed, domain=member.domain, running=member.running)
+                yield CatalogueMember(resource=feed, domain=member.domain, running=member.running)
 
     def _version(self, plural: str) -> Callable[[Any], int]:
         return lambda _running: self._told[plural]

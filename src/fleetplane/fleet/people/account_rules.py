@@ -22,7 +22,7 @@ SpecT = TypeVar("SpecT")
 StatusT = TypeVar("StatusT")
 
 
-class Reader(Protocol):
+class AccountSource(Protocol):
     """What a store and a draft have in common."""
 
     def get(self, kind: Kind[SpecT, StatusT], scope: str, name: str) -> Resource[SpecT, StatusT] | None: ...
@@ -115,16 +115,16 @@ class AccountRules(ABC, Generic[S, T]):
     def last_administrator(self) -> FleetplaneError:
         """The error for a change that would leave no active administrator."""
 
-    def find(self, reader: Reader, name: str) -> Resource[S, T] | None:
+    def find(self, reader: AccountSource, name: str) -> Resource[S, T] | None:
         return reader.get(self.kind, self.scope(name), name)
 
-    def present(self, reader: Reader, name: str) -> Resource[S, T]:
+    def present(self, reader: AccountSource, name: str) -> Resource[S, T]:
         found = self.find(reader, name)
         if found is None:
             raise self.missing()
         return found
 
-    def active(self, reader: Reader, name: str) -> Resource[S, T] | None:
+    def active(self, reader: AccountSource, name: str) -> Resource[S, T] | None:
         """A user who may log in: neither the profile nor the account behind it is deactivated."""
         found = self.find(reader, name)
         if found is None or not self.is_active(found.spec):
@@ -132,7 +132,7 @@ class AccountRules(ABC, Generic[S, T]):
         behind = self.account(reader, name)
         return None if behind is not None and behind.spec.disabled else found
 
-    def account(self, reader: Reader, name: str) -> Account | None:
+    def account(self, reader: AccountSource, name: str) -> Account | None:
         """The account behind a user; None for one of before, who has not been migrated."""
         return account_behind(reader, self.family, name)
 

@@ -28,7 +28,7 @@ from fleetplane.fleet.people.account_kind import (
     subject_of,
 )
 from fleetplane.fleet.people.account_rules import AccountRules, Companion, S, T
-from fleetplane.fleet.people.attempts.throttle import Attempt, LoginThrottle
+from fleetplane.fleet.people.attempts.throttle import LoginAttempt, LoginThrottle
 from fleetplane.fleet.people.linked_logins import LinkedFamily, LinkedLogins, LoginCloser
 from fleetplane.kernel.actors import who
 from fleetplane.kernel.clock import Clock
@@ -156,7 +156,7 @@ class Accounts(Generic[S, T]):
         return Authenticated(account=user, still_good=still_good)
 
     async def _checked(
-        self, person: str | None, attempt: Attempt, password: str, *, may_check: bool
+        self, person: str | None, attempt: LoginAttempt, password: str, *, may_check: bool
     ) -> str | None:
         """What is stored of the password, if it is this one; checked when it is the attempt's turn."""
         admitted = False

@@ -13,7 +13,7 @@ from typing import Any
 from fleetplane.fleet.people import shapes
 from fleetplane.fleet.people.account_kind import AccountSpec, subject_of
 from fleetplane.fleet.people.accounts import Authenticated
-from fleetplane.fleet.people.door import Admitted, Door
+from fleetplane.fleet.people.door import Admitted, Authenticators
 from fleetplane.fleet.people.own_accounts import OwnAccounts, OwnLogins, admitted
 from fleetplane.fleet.people.refresh_tokens import RotatingRefresh
 from fleetplane.fleet.people.token_sessions import MARK, OpenedSession, TokenSessions
@@ -33,7 +33,9 @@ _ROUTES = RouteGroup("Console")
 class ConsoleSessions:
     """See the module's description. `load` comes before everything else."""
 
-    def __init__(self, door: Door, accounts: OwnAccounts, logins: OwnLogins, tokens: TokenSessions) -> None:
+    def __init__(
+        self, door: Authenticators, accounts: OwnAccounts, logins: OwnLogins, tokens: TokenSessions
+    ) -> None:
         self._door = door
         self._accounts = accounts
         self._logins = logins

@@ -89,7 +89,7 @@ Recogniser = Callable[[str], Admitted | None]
 """Whose token it is, None for one of another family; raises `Unauthenticated` if it is bad or has ended."""
 
 
-class Door:
+class Authenticators:
     """Tells who shows a credential; see the module's description."""
 
     def __init__(

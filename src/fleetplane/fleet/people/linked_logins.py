@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from fleetplane.fleet.people.account_kind import FAMILY, Account
-from fleetplane.fleet.people.attempts.throttle import Attempt
+from fleetplane.fleet.people.attempts.throttle import LoginAttempt
 from fleetplane.kernel.errors import ResourceExhausted
-from fleetplane.kernel.identity.passwords import Failures, HashingQueue
+from fleetplane.kernel.identity.passwords import HashingQueue, LoginFailures
 
 FAILURES_LIMIT = 10
 """Wrong passwords of one account from one address at the logins of all families: what one of them allows."""
@@ -37,7 +37,7 @@ class LinkedFamily:
 class LinkedLogins:
     def __init__(self) -> None:
         self._families: dict[str, LinkedFamily] = {}
-        self._failures = Failures(limit=FAILURES_LIMIT)
+        self._failures = LoginFailures(limit=FAILURES_LIMIT)
         self.hashing = HashingQueue()
         """One for all families, which share a processor."""
 
@@ -48,7 +48,7 @@ class LinkedLogins:
         """Forget the attempts of before: the account has another password."""
         self._failures.pardon(f"{account}\0")
 
-    def begin(self, account: str, attempt: Attempt, *, now: float) -> None:
+    def begin(self, account: str, attempt: LoginAttempt, *, now: float) -> None:
         """Count an attempt as failed until it succeeds; raises `ResourceExhausted` after too many.
 
         As with the families' own limits, an address from which the account was logged in to is not slowed.
@@ -62,12 +62,12 @@ class LinkedLogins:
             )
         self._failures.failed(pair, now=now)
 
-    def withdrawn(self, account: str, attempt: Attempt) -> None:
+    def withdrawn(self, account: str, attempt: LoginAttempt) -> None:
         """The attempt was refused before its password was checked: it was no guess."""
         if not attempt.known:
             self._failures.take_back(_pair(account, attempt))
 
-    def succeeded(self, account: str, attempt: Attempt) -> None:
+    def succeeded(self, account: str, attempt: LoginAttempt) -> None:
         if not attempt.known:
             self._failures.succeeded(_pair(account, attempt))
 
@@ -89,5 +89,5 @@ class LinkedLogins:
                 await family.remove(identity, actor)
 
 
-def _pair(account: str, attempt: Attempt) -> str:
+def _pair(account: str, attempt: LoginAttempt) -> str:
     return f"{account}\0{attempt.network}"

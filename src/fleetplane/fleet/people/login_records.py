@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fleetplane.fleet.people.account_rules import Reader
+from fleetplane.fleet.people.account_rules import AccountSource
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.identity.signing import Algorithm
 from fleetplane.kernel.resources import AnyKind, Key
@@ -54,7 +54,7 @@ class LoginActions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Login:
+class LoginRecord:
     """One login as its record tells it, whichever kind that has."""
 
     key: Key
@@ -90,14 +90,14 @@ class LoginRecords(ABC):
         """Where the login of this id is stored, if there is one."""
 
     @abstractmethod
-    def read(self, reader: Reader, key: Key) -> Login | None: ...
+    def read(self, reader: AccountSource, key: Key) -> LoginRecord | None: ...
 
     @abstractmethod
-    def list(self, reader: Reader, account: str | None = None) -> Sequence[Login]:
+    def list(self, reader: AccountSource, account: str | None = None) -> Sequence[LoginRecord]:
         """Logins of one account or all, oldest first."""
 
     @abstractmethod
-    def write(self, draft: Draft, login: Login) -> None: ...
+    def write(self, draft: Draft, login: LoginRecord) -> None: ...
 
     @abstractmethod
     def end(self, draft: Draft, key: Key) -> None:

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic
 
-from fleetplane.fleet.people.account_rules import AccountRules, Reader, S, T
-from fleetplane.fleet.people.login_records import Login, LoginPolicy, LoginRecords
+from fleetplane.fleet.people.account_rules import AccountRules, AccountSource, S, T
+from fleetplane.fleet.people.login_records import LoginPolicy, LoginRecord, LoginRecords
 from fleetplane.fleet.people.refresh_tokens import RefreshTokens, RotatingRefresh, SignedRefresh, refused
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import Unauthenticated
@@ -46,7 +46,7 @@ class VerifiedLogin(Generic[S, T]):
     account: Resource[S, T]
     login: str
     groups: tuple[str, ...] = ()
-    """As the login has them; see `Login.groups`."""
+    """As the login has them; see `LoginRecord.groups`."""
     ends_at_ns: int = 0
     """When the login is over, however often it is refreshed."""
 
@@ -158,7 +158,7 @@ class Logins(Generic[S, T]):
         """A login by its id, while it and its account are in force; raises `Unauthenticated`."""
         return self._standing(self._store, login)
 
-    def stands(self, reader: Reader, login: str) -> bool:
+    def stands(self, reader: AccountSource, login: str) -> bool:
         """Whether a login and its account are in force, as one transaction sees it."""
         try:
             self._standing(reader, login)
@@ -182,7 +182,7 @@ class Logins(Generic[S, T]):
             self._signed.popitem(last=False)
         return signed
 
-    def _standing(self, reader: Reader, login: str) -> VerifiedLogin[S, T]:
+    def _standing(self, reader: AccountSource, login: str) -> VerifiedLogin[S, T]:
         key = self._records.locate(login)
         found = self._records.read(reader, key) if key is not None else None
         account = self._rules.active(reader, found.account) if found is not None else None
@@ -211,20 +211,20 @@ class Logins(Generic[S, T]):
         policy, records = self._policy, self._records
         key = records.key(account.name, records.new_id(self._clock))
 
-        def older(reader: Reader) -> Sequence[Key]:
+        def older(reader: AccountSource) -> Sequence[Key]:
             return [one.key for one in records.list(reader, account.name)]
 
-        def surplus(reader: Reader) -> Sequence[Key]:
+        def surplus(reader: AccountSource) -> Sequence[Key]:
             present = older(reader)
             return present[: max(0, len(present) + 1 - policy.limit)]
 
-        def change(draft: Draft, surplus: Sequence[Key]) -> Login:
+        def change(draft: Draft, surplus: Sequence[Key]) -> LoginRecord:
             if not still_good(draft):
                 raise Unauthenticated(self._rules.wrong_login)
             for one in surplus:
                 records.end(draft, one)
             longest = draft.now_ns + policy.refresh_seconds * NS
-            login = Login(
+            login = LoginRecord(
                 key=key,
                 account=account.name,
                 expires_at_ns=min(ends_at_ns or longest, longest),
@@ -261,7 +261,7 @@ class Logins(Generic[S, T]):
         if key is None:
             raise refused()
 
-        def change(draft: Draft) -> tuple[Resource[S, T], Login] | None:
+        def change(draft: Draft) -> tuple[Resource[S, T], LoginRecord] | None:
             found = records.read(draft, key)
             if found is None:
                 return None
@@ -296,7 +296,7 @@ class Logins(Generic[S, T]):
         """
         await self._store.settled(self._records.kind)
 
-        def logins(reader: Reader) -> Sequence[Key]:
+        def logins(reader: AccountSource) -> Sequence[Key]:
             return [
                 one.key
                 for one in self._records.list(reader, account)
@@ -306,7 +306,7 @@ class Logins(Generic[S, T]):
         if logins(self._store) or action is not None:
             await self._end(logins, actor=actor, action=action or self._records.actions.closed)
 
-    def all(self) -> Sequence[Login]:
+    def all(self) -> Sequence[LoginRecord]:
         """Every login that is open, oldest first."""
         now_ns = self._clock.now_ns()
         return [one for one in self._records.list(self._store) if not one.is_over(now_ns)]
@@ -315,7 +315,7 @@ class Logins(Generic[S, T]):
         """Delete logins that are over, and sign with another key once the present one is old; its id."""
         now_ns = self._clock.now_ns()
 
-        def over(reader: Reader) -> Sequence[Key]:
+        def over(reader: AccountSource) -> Sequence[Key]:
             return [one.key for one in self._records.list(reader) if one.is_over(now_ns)]
 
         if over(self._store):
@@ -334,7 +334,7 @@ class Logins(Generic[S, T]):
         """Sign with a new key; tokens of the former one stay good for as long as they live."""
         return await self._keys.rotate(actor=actor)
 
-    async def _end(self, which: Callable[[Reader], Sequence[Key]], *, actor: str, action: str) -> None:
+    async def _end(self, which: Callable[[AccountSource], Sequence[Key]], *, actor: str, action: str) -> None:
         def change(draft: Draft, keys: Sequence[Key]) -> None:
             for key in keys:
                 self._records.end(draft, key)
@@ -347,7 +347,7 @@ class Logins(Generic[S, T]):
         idle = self._policy.idle_seconds
         return None if idle is None else draft.now_ns + idle * NS
 
-    def _pair(self, account: Resource[S, T], login: Login) -> TokenPair:
+    def _pair(self, account: Resource[S, T], login: LoginRecord) -> TokenPair:
         refresh = self._refresh_tokens.issue(login.key.name, login.generation, self._all_claims(account))
         return TokenPair(access=self._access(account, login.key.name), refresh=refresh)
 
@@ -361,6 +361,6 @@ class Logins(Generic[S, T]):
         return {"iss": ISSUER, "aud": self._policy.audience, **self._claims(account)}
 
 
-def _is_of_a_namesake(login: Login, account: Resource[S, T]) -> bool:
+def _is_of_a_namesake(login: LoginRecord, account: Resource[S, T]) -> bool:
     """Whether a login was opened before its account was made: by another who was called the same."""
     return login.opened_at_ns is not None and login.opened_at_ns < account.created_at_ns

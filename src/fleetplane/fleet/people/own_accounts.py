@@ -23,14 +23,14 @@ from fleetplane.fleet.people.account_kind import (
     AccountSpec,
     subject_of,
 )
-from fleetplane.fleet.people.account_rules import AccountActions, AccountRules, Companion, Reader
+from fleetplane.fleet.people.account_rules import AccountActions, AccountRules, AccountSource, Companion
 from fleetplane.fleet.people.accounts import Accounts, Authenticated
 from fleetplane.fleet.people.attempts.throttle import ThrottleLimits
 from fleetplane.fleet.people.door import Admitted
 from fleetplane.fleet.people.linked_logins import LinkedLogins, LoginCloser
-from fleetplane.fleet.people.login_records import Login, LoginActions, LoginPolicy, LoginRecords
+from fleetplane.fleet.people.login_records import LoginActions, LoginPolicy, LoginRecord, LoginRecords
 from fleetplane.fleet.people.logins import Logins, VerifiedLogin
-from fleetplane.fleet.people.openid.id_tokens import Identity
+from fleetplane.fleet.people.openid.id_tokens import VouchedPerson
 from fleetplane.fleet.people.profiles import is_free
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import (
@@ -127,7 +127,7 @@ class OwnAccountRules(AccountRules[AccountSpec, Nothing]):
     def principal(self, account: Account) -> str:
         return subject_of(account.name)
 
-    def account(self, reader: Reader, name: str) -> Account | None:
+    def account(self, reader: AccountSource, name: str) -> Account | None:
         return self.find(reader, name)
 
     def missing(self) -> NotFound:
@@ -193,14 +193,14 @@ class OwnAccounts(Accounts[AccountSpec, Nothing]):
 
     # People whom an identity provider vouches for.
 
-    def vouched_for(self, reader: AccountReader, identity: Identity) -> Account | None:
+    def vouched_for(self, reader: AccountReader, identity: VouchedPerson) -> Account | None:
         """The account of a person whom the provider vouches for; by issuer and subject, never by a name."""
         digest = _digest(identity.issuer, identity.subject)
         owner = reader.claimed_by(ACCOUNT, SCOPE, _IDENTITY, digest)
         return reader.get(ACCOUNT, SCOPE, owner) if owner is not None else None
 
     async def of_identity(
-        self, identity: Identity, *, may_create: bool
+        self, identity: VouchedPerson, *, may_create: bool
     ) -> Authenticated[AccountSpec, Nothing]:
         """The account of a person whom the provider vouches for, made the first time.
 
@@ -227,7 +227,7 @@ class OwnAccounts(Accounts[AccountSpec, Nothing]):
 
         return Authenticated(account=found, still_good=still_good)
 
-    async def _create_vouched(self, identity: Identity) -> Account:
+    async def _create_vouched(self, identity: VouchedPerson) -> Account:
         digest = _digest(identity.issuer, identity.subject)
         wanted = identity.name.strip().lower()
         names = [f"{wanted[:100] if LOGIN_FORM.fullmatch(wanted) else 'person'}-{digest[:12]}"]
@@ -285,15 +285,15 @@ class OwnLoginRecords(LoginRecords):
     def locate(self, login: str) -> Key | None:
         return ACCOUNT_LOGIN.key(SCOPE, login)
 
-    def read(self, reader: Reader, key: Key) -> Login | None:
+    def read(self, reader: AccountSource, key: Key) -> LoginRecord | None:
         found = reader.get(ACCOUNT_LOGIN, key.scope, key.name)
         return None if found is None else _login(found)
 
-    def list(self, reader: Reader, account: str | None = None) -> Sequence[Login]:
+    def list(self, reader: AccountSource, account: str | None = None) -> Sequence[LoginRecord]:
         found = sorted(reader.list(ACCOUNT_LOGIN, SCOPE), key=lambda one: one.created_revision)
         return [_login(one) for one in found if account in (None, one.spec.account)]
 
-    def write(self, draft: Draft, login: Login) -> None:
+    def write(self, draft: Draft, login: LoginRecord) -> None:
         assert login.idle_expires_at_ns is not None
         spec = AccountLoginSpec(
             account=login.account,
@@ -310,8 +310,8 @@ class OwnLoginRecords(LoginRecords):
             draft.delete(ACCOUNT_LOGIN, key.scope, key.name)
 
 
-def _login(found: Resource[AccountLoginSpec, Nothing]) -> Login:
-    return Login(
+def _login(found: Resource[AccountLoginSpec, Nothing]) -> LoginRecord:
+    return LoginRecord(
         key=ACCOUNT_LOGIN.key(found.scope, found.name),
         account=found.spec.account,
         expires_at_ns=found.spec.expires_at_ns,

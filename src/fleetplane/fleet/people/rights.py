@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fleetplane.fleet.people.scopes import ScopeTree
 from fleetplane.fleet.resources import scopes
 from fleetplane.fleet.resources.catalogue import Catalogue
-from fleetplane.fleet.resources.declaration import READING, Verb
+from fleetplane.fleet.resources.declaration import READING, ResourceVerb
 from fleetplane.kernel.access import (
     AccessTable,
     Binding,
@@ -51,7 +51,7 @@ def permission_of(catalogue: Catalogue, verb: str, kind: str) -> Permission:
     for action in resource.actions:
         if action.name == verb:
             return action.permission
-    if verb in {*READING, Verb.EXPLAIN}:
+    if verb in {*READING, ResourceVerb.EXPLAIN}:
         return resource.permission
     if verb in _WRITING and resource.write is not None:
         return resource.write.permission

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import msgspec
 
 from fleetplane.fleet.people.directory import KnownAccount, KnownLogin
-from fleetplane.fleet.people.door import Admitted, Door
+from fleetplane.fleet.people.door import Admitted, Authenticators
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import IntegrityError, Unauthenticated
 from fleetplane.kernel.identity import MasterKey
@@ -69,7 +69,7 @@ class TokenSessions:
 
     name = "console"
 
-    def __init__(self, door: Door, store: Store, master: MasterKey, clock: Clock) -> None:
+    def __init__(self, door: Authenticators, store: Store, master: MasterKey, clock: Clock) -> None:
         self._door = door
         self._store = store
         self._master = master

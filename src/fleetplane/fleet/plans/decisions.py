@@ -20,7 +20,7 @@ OWNER_LABEL = "fleetplane/owner"
 """The label of objects that a plan with an owner writes; pruning looks for it."""
 
 
-class Address(NamedTuple):
+class ObjectAddress(NamedTuple):
     """Which object: the name of its resource, its scope as the API spells it, and its name."""
 
     kind: str
@@ -31,14 +31,14 @@ class Address(NamedTuple):
         return f"{self.kind}/{self.name} in {self.scope}"
 
 
-class Operation(StrEnum):
+class PlanOperation(StrEnum):
     CREATE = "create"
     CHANGE = "change"
     NOTHING = "nothing"
     DELETE = "delete"
 
 
-class Shown(msgspec.Struct, frozen=True, kw_only=True):
+class ShownPart(msgspec.Struct, frozen=True, kw_only=True):
     """The part of an object that says what should be."""
 
     labels: dict[str, str] = {}
@@ -48,7 +48,7 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
 class PlannedStep(msgspec.Struct, frozen=True, kw_only=True):
     """What would be done to one object."""
 
-    operation: Operation
+    operation: PlanOperation
     kind: str
     scope: str
     name: str
@@ -61,31 +61,33 @@ class PlannedStep(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it would be deleted because its owner no longer names it."""
 
     @property
-    def address(self) -> Address:
-        return Address(self.kind, self.scope, self.name)
+    def address(self) -> ObjectAddress:
+        return ObjectAddress(self.kind, self.scope, self.name)
 
 
-def operation(before: Shown | None, after: Shown | None) -> tuple[Operation, tuple[FieldChange, ...]]:
+def operation(
+    before: ShownPart | None, after: ShownPart | None
+) -> tuple[PlanOperation, tuple[FieldChange, ...]]:
     """What leads from an object before to the same object after; None is an object that is not there."""
     if after is None:
-        return (Operation.NOTHING if before is None else Operation.DELETE), ()
+        return (PlanOperation.NOTHING if before is None else PlanOperation.DELETE), ()
     if before is None:
-        return Operation.CREATE, tuple(difference(_document(Shown()), _document(after)))
+        return PlanOperation.CREATE, tuple(difference(_document(ShownPart()), _document(after)))
     changes = tuple(difference(_document(before), _document(after)))
-    return (Operation.CHANGE, changes) if changes else (Operation.NOTHING, ())
+    return (PlanOperation.CHANGE, changes) if changes else (PlanOperation.NOTHING, ())
 
 
-def _document(shown: Shown) -> Json:
+def _document(shown: ShownPart) -> Json:
     return {"metadata": {"labels": cast("Json", dict(shown.labels))}, "spec": shown.spec}
 
 
 def prunable(
-    owned: Iterable[tuple[Address, Mapping[str, str]]],
+    owned: Iterable[tuple[ObjectAddress, Mapping[str, str]]],
     *,
     owner: str,
     scope: str,
-    named: Collection[Address],
-) -> list[Address]:
+    named: Collection[ObjectAddress],
+) -> list[ObjectAddress]:
     """Which of the objects that exist an owner has given up: its own, within the scope, and not named."""
     return [
         address
@@ -108,7 +110,9 @@ def owned_labels(
     return labels
 
 
-def ownership_warning(address: Address, present: Mapping[str, str], *, owner: str, take_over: bool) -> str:
+def ownership_warning(
+    address: ObjectAddress, present: Mapping[str, str], *, owner: str, take_over: bool
+) -> str:
     """What to tell about the owner of an object that is there already; raises where another owner has it."""
     holder = present.get(OWNER_LABEL, "")
     if not owner or holder == owner:
@@ -124,9 +128,9 @@ def ownership_warning(address: Address, present: Mapping[str, str], *, owner: st
     return f"belongs to {holder} and will belong to {owner}"
 
 
-def check_unique(addresses: Sequence[Address]) -> None:
+def check_unique(addresses: Sequence[ObjectAddress]) -> None:
     """Refuse a plan that names an object twice."""
-    seen: set[Address] = set()
+    seen: set[ObjectAddress] = set()
     for number, address in enumerate(addresses):
         if address in seen:
             raise InvalidArgument(f"{address} is given twice", field=f"objects[{number}]")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from fleetplane.fleet.resources.declaration import AnyPublicResource, Verb, Writable
+from fleetplane.fleet.resources.declaration import AnyPublicResource, ResourceVerb, Writable
 from fleetplane.kernel.errors import SettingsError
 
-WRITING = frozenset({Verb.PUT, Verb.PATCH, Verb.DELETE})
+WRITING = frozenset({ResourceVerb.PUT, ResourceVerb.PATCH, ResourceVerb.DELETE})
 
 
 def with_writing(

@@ -14,7 +14,7 @@ from fleetplane.fleet.plans.given import stripped_secrets
 from fleetplane.fleet.resources import objects, scopes
 from fleetplane.fleet.resources.access import Sight
 from fleetplane.fleet.resources.catalogue import Catalogue
-from fleetplane.fleet.resources.declaration import Shape
+from fleetplane.fleet.resources.declaration import ResourceShape
 from fleetplane.kernel.errors import InvalidArgument
 from fleetplane.kernel.store import Store
 
@@ -24,19 +24,19 @@ TURN = 200
 """Objects after which others have their turn."""
 
 
-class ExportedMetadata(Shape, frozen=True):
+class ExportedMetadata(ResourceShape, frozen=True):
     name: str
     scope: str
     labels: Mapping[str, str]
 
 
-class ExportedObject(Shape, frozen=True):
+class ExportedObject(ResourceShape, frozen=True):
     kind: str
     metadata: ExportedMetadata
     spec: Mapping[str, Any]
 
 
-class Export(Shape, frozen=True):
+class Export(ResourceShape, frozen=True):
     """Can be given to `POST /apis/v1/plans` as it is, but for `kind` and `revision`."""
 
     kind: str

@@ -12,14 +12,14 @@ from typing import Any, cast
 import msgspec
 
 from fleetplane.fleet.plans.documents import Json, merge_patch
-from fleetplane.fleet.resources.declaration import Shape
+from fleetplane.fleet.resources.declaration import ResourceShape
 from fleetplane.kernel.errors import InvalidArgument
 from fleetplane.kernel.values.documents import check_document
 from fleetplane.web.rest import bodies
 from fleetplane.web.rest.problems import Problem, Rejected
 
 
-class GivenMetadata(Shape, frozen=True, forbid_unknown_fields=True):
+class GivenMetadata(ResourceShape, frozen=True, forbid_unknown_fields=True):
     name: str = ""
     scope: str = ""
     labels: dict[str, str] | None = None
@@ -31,7 +31,7 @@ class GivenMetadata(Shape, frozen=True, forbid_unknown_fields=True):
     created_at: str | None = None
 
 
-class GivenObject(Shape, frozen=True, forbid_unknown_fields=True):
+class GivenObject(ResourceShape, frozen=True, forbid_unknown_fields=True):
     """One object as it should be."""
 
     spec: dict[str, Any]
@@ -43,14 +43,14 @@ class GivenObject(Shape, frozen=True, forbid_unknown_fields=True):
     """Not written."""
 
 
-class GivenPatch(Shape, frozen=True, forbid_unknown_fields=True):
+class GivenPatch(ResourceShape, frozen=True, forbid_unknown_fields=True):
     """A merge patch of an object: of its labels and its spec."""
 
     spec: dict[str, Any] = msgspec.field(default_factory=dict)
     metadata: GivenPatchMetadata | None = None
 
 
-class GivenPatchMetadata(Shape, frozen=True, forbid_unknown_fields=True):
+class GivenPatchMetadata(ResourceShape, frozen=True, forbid_unknown_fields=True):
     labels: dict[str, str | None] = msgspec.field(default_factory=dict)
 
 

@@ -16,7 +16,7 @@ import msgspec
 
 from fleetplane.fleet.plans import records
 from fleetplane.fleet.plans.decisions import (
-    Address,
+    ObjectAddress,
     PlannedStep,
     check_unique,
     owned_labels,
@@ -35,7 +35,7 @@ from fleetplane.fleet.plans.records import (
     PlanStatus,
 )
 from fleetplane.fleet.plans.rehearsal import Rehearsal, Written, carried_out, rehearsed
-from fleetplane.fleet.plans.writer import ObjectWriter, Place, Wanted
+from fleetplane.fleet.plans.writer import ObjectPlace, ObjectWriter, WantedObject
 from fleetplane.fleet.resources import scopes
 from fleetplane.fleet.resources.access import Sight
 from fleetplane.fleet.resources.catalogue import Catalogue
@@ -46,7 +46,7 @@ from fleetplane.kernel.resources import AnyKind, AnyResource, Key
 from fleetplane.kernel.store import Draft, Store
 from fleetplane.kernel.values.ids import new_uuid
 from fleetplane.kernel.values.times import NS
-from fleetplane.web.rest.problems import Code, Held, Problem
+from fleetplane.web.rest.problems import Code, ConflictBlocker, Problem
 
 OBJECTS_LIMIT = 1000
 """Of one plan, pruned ones included: at about a millisecond each to decide, a second in small steps."""
@@ -59,7 +59,7 @@ LIFE_LIMIT_SECONDS = 86_400.0
 ACTOR = "system/plans"
 
 
-class PlanOutdated(Held):
+class PlanOutdated(ConflictBlocker):
     """Something that the plan was based on has changed; it names what."""
 
     reason = "PLAN_OUTDATED"
@@ -75,7 +75,7 @@ class PlanExpired(FailedPrecondition):
 class PlanRequest:
     """What a plan is asked for."""
 
-    objects: Sequence[Wanted]
+    objects: Sequence[WantedObject]
     scope: str = scopes.ROOT
     owner: str = ""
     prune: bool = False
@@ -151,8 +151,8 @@ class Plans:
                 hint="delete some, or let them expire",
             )
 
-    def _canonical(self, address: Address) -> Address:
-        return Address(self._catalogue.named(address.kind).resource.name, address.scope, address.name)
+    def _canonical(self, address: ObjectAddress) -> ObjectAddress:
+        return ObjectAddress(self._catalogue.named(address.kind).resource.name, address.scope, address.name)
 
     # What it does.
 
@@ -192,12 +192,14 @@ class Plans:
         writer.finish()
         return steps
 
-    def _doomed(self, writer: ObjectWriter, request: PlanRequest, named: list[Address]) -> list[Place]:
+    def _doomed(
+        self, writer: ObjectWriter, request: PlanRequest, named: list[ObjectAddress]
+    ) -> list[ObjectPlace]:
         """What is pruned, by rank."""
         if not request.prune:
             return []
         found = (
-            (Address(entry.resource.name, one.called.scope, one.called.name), one.stored.labels)
+            (ObjectAddress(entry.resource.name, one.called.scope, one.called.name), one.stored.labels)
             for entry in self._catalogue.entries
             if any(member.resource.write is not None for member in entry.members)
             for one in entry.all(self._store)
@@ -362,7 +364,7 @@ def _check(request: PlanRequest) -> None:
         raise InvalidArgument("a plan lasts at most 24h", field="expiresIn")
 
 
-def _kept(wanted: Wanted) -> PlannedObject:
+def _kept(wanted: WantedObject) -> PlannedObject:
     return PlannedObject(
         kind=wanted.address.kind,
         scope=wanted.address.scope,
@@ -377,8 +379,8 @@ def _request(spec: PlanSpec, document: PlanDocument) -> PlanRequest:
     """What the plan was asked for, again."""
     return PlanRequest(
         objects=[
-            Wanted(
-                address=Address(one.kind, one.scope, one.name),
+            WantedObject(
+                address=ObjectAddress(one.kind, one.scope, one.name),
                 spec=msgspec.json.decode(one.spec),
                 labels=one.labels,
                 uid=one.uid,
@@ -393,7 +395,7 @@ def _request(spec: PlanSpec, document: PlanDocument) -> PlanRequest:
     )
 
 
-def _put(writer: ObjectWriter, request: PlanRequest, wanted: Wanted, place: Place) -> PlannedStep:
+def _put(writer: ObjectWriter, request: PlanRequest, wanted: WantedObject, place: ObjectPlace) -> PlannedStep:
     # Looked at again: an object before this one may have changed it.
     place = writer.place(place.address)
     before = writer.shown(place, place.stored)
@@ -408,7 +410,7 @@ def _put(writer: ObjectWriter, request: PlanRequest, wanted: Wanted, place: Plac
     return writer.step(place, before, made, warnings=(warning,) if warning else ())
 
 
-def _deleted(writer: ObjectWriter, place: Place) -> PlannedStep:
+def _deleted(writer: ObjectWriter, place: ObjectPlace) -> PlannedStep:
     before = writer.shown(place, place.stored)
     writer.delete(place)
     return writer.step(place, before, None, pruned=True)

@@ -36,7 +36,7 @@ BREATH_SECONDS = 0.01
 """How long a rehearsal may hold the event loop before it lets others have it."""
 
 
-class Reader(Protocol):
+class StoreReader(Protocol):
     """What the store and a draft of it have in common for those who only read."""
 
     def get(self, kind: Kind[SpecT, StatusT], scope: str, name: str) -> Resource[SpecT, StatusT] | None: ...
@@ -72,7 +72,7 @@ class Reads:
     def __repr__(self) -> str:
         return f"<Reads resources={len(self.resources)} lists={len(self.lists)}>"
 
-    def moved(self, now: Reader) -> Iterator[str]:
+    def moved(self, now: StoreReader) -> Iterator[str]:
         """What is otherwise by now, in words."""
         for key, before in self.resources.items():
             if _revision(before) != _revision(now.get(_kind(key.kind), key.scope, key.name)):
@@ -100,7 +100,7 @@ def _identity(resource: AnyResource) -> tuple[Key, int]:
 class _Noting:
     """The store as a draft's source; what was looked at once stays as it was then."""
 
-    def __init__(self, store: Reader, reads: Reads) -> None:
+    def __init__(self, store: StoreReader, reads: Reads) -> None:
         self._store = store
         self._reads = reads
 

@@ -17,16 +17,16 @@ from typing import Any
 from msgspec import UNSET, UnsetType
 
 from fleetplane.fleet.plans import export
-from fleetplane.fleet.plans.decisions import Address, Operation, PlannedStep
+from fleetplane.fleet.plans.decisions import ObjectAddress, PlannedStep, PlanOperation
 from fleetplane.fleet.plans.given import GivenObject
 from fleetplane.fleet.plans.plans import KnownPlan, PlanRequest, Plans
 from fleetplane.fleet.plans.records import PlanResource
 from fleetplane.fleet.plans.verbs import NO_CONTENT, ApiCall
-from fleetplane.fleet.plans.writer import Wanted
+from fleetplane.fleet.plans.writer import WantedObject
 from fleetplane.fleet.resources import scopes
 from fleetplane.fleet.resources.access import ApiDoor, Sight
 from fleetplane.fleet.resources.catalogue import Catalogue
-from fleetplane.fleet.resources.declaration import Shape
+from fleetplane.fleet.resources.declaration import ResourceShape
 from fleetplane.kernel.access import Permission
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import InvalidArgument
@@ -42,7 +42,7 @@ OWNER_LIMIT = 128
 _TAG = "Plans"
 
 
-class PlanBody(Shape, frozen=True, forbid_unknown_fields=True):
+class PlanBody(ResourceShape, frozen=True, forbid_unknown_fields=True):
     """What should be."""
 
     objects: tuple[GivenObject, ...] = ()
@@ -57,7 +57,7 @@ class PlanBody(Shape, frozen=True, forbid_unknown_fields=True):
     expires_in: str = "1h"
 
 
-class ShownChange(Shape, frozen=True):
+class ShownChange(ResourceShape, frozen=True):
     """One field. `old` is missing of one that is new, `new` of one that goes."""
 
     field: str
@@ -65,7 +65,7 @@ class ShownChange(Shape, frozen=True):
     new: Any | UnsetType = UNSET
 
 
-class ShownStep(Shape, frozen=True):
+class ShownStep(ResourceShape, frozen=True):
     operation: str
     """`create`, `change`, `nothing` or `delete`."""
     kind: str
@@ -78,7 +78,7 @@ class ShownStep(Shape, frozen=True):
     pruned: bool
 
 
-class ShownPlan(Shape, frozen=True):
+class ShownPlan(ResourceShape, frozen=True):
     kind: str
     id: str
     state: str
@@ -99,7 +99,7 @@ class ShownPlan(Shape, frozen=True):
     steps: Sequence[ShownStep]
 
 
-class PlanRow(Shape, frozen=True):
+class PlanRow(ResourceShape, frozen=True):
     id: str
     state: str
     scope: str
@@ -109,7 +109,7 @@ class PlanRow(Shape, frozen=True):
     revision: int
 
 
-class ShownPlans(Shape, frozen=True):
+class ShownPlans(ResourceShape, frozen=True):
     kind: str
     items: Sequence[PlanRow]
 
@@ -270,7 +270,7 @@ class PlanRoutes:
             revision=record.spec.revision,
             applied_at=spelled_or_null(status.applied_at_ns if status is not None else None),
             applied_revision=status.revision if status is not None else None,
-            summary={one.value: counted[one] for one in Operation},
+            summary={one.value: counted[one] for one in PlanOperation},
             steps=[_step(step) for step in known.steps],
         )
 
@@ -291,14 +291,14 @@ def _request(body: PlanBody) -> PlanRequest:
     )
 
 
-def _wanted(given: GivenObject, field: str, scope: str) -> Wanted:
+def _wanted(given: GivenObject, field: str, scope: str) -> WantedObject:
     for name, value in (("kind", given.kind), ("metadata.name", given.metadata.name)):
         if not value:
             raise InvalidArgument("is required", field=f"{field}.{name}")
     said = given.metadata.scope
     where = scopes.parsed(said, field=f"{field}.metadata.scope") if said else scope
-    return Wanted(
-        address=Address(given.kind, where, given.metadata.name),
+    return WantedObject(
+        address=ObjectAddress(given.kind, where, given.metadata.name),
         spec=given.spec,
         labels=given.metadata.labels,
         uid=given.metadata.uid,

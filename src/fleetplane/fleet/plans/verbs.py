@@ -7,13 +7,13 @@ from typing import Any, TypeVar
 
 from fleetplane.fleet.plans import given as given_objects
 from fleetplane.fleet.plans import preconditions
-from fleetplane.fleet.plans.decisions import Address
+from fleetplane.fleet.plans.decisions import ObjectAddress
 from fleetplane.fleet.plans.given import GivenObject, GivenPatch
 from fleetplane.fleet.plans.rehearsal import Rehearsal, Written, carried_out, rehearsed
-from fleetplane.fleet.plans.writer import ObjectWriter, Place, Wanted
+from fleetplane.fleet.plans.writer import ObjectPlace, ObjectWriter, WantedObject
 from fleetplane.fleet.resources import objects, scopes
 from fleetplane.fleet.resources.access import ApiDoor, Sight
-from fleetplane.fleet.resources.catalogue import Catalogue, Entry
+from fleetplane.fleet.resources.catalogue import Catalogue, ResourceEntry
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import InvalidArgument
 from fleetplane.kernel.resources import AnyResource
@@ -48,7 +48,7 @@ class WritingRoutes:
             if any(member.resource.write is not None for member in entry.members):
                 yield from self._of(entry)
 
-    def _of(self, entry: Entry) -> Iterator[Route]:
+    def _of(self, entry: ResourceEntry) -> Iterator[Route]:
         resource = entry.resource
         write = next(one.resource.write for one in entry.members if one.resource.write is not None)
         word = resource.name.replace("-", "_")
@@ -86,10 +86,10 @@ class WritingRoutes:
 
     # Putting.
 
-    def _putter(self, entry: Entry) -> Callable[[ApiCall], Awaitable[Answer[Any]]]:
+    def _putter(self, entry: ResourceEntry) -> Callable[[ApiCall], Awaitable[Answer[Any]]]:
         async def handle(call: ApiCall) -> Answer[Any]:
             body: GivenObject = call.body
-            wanted = Wanted(
+            wanted = WantedObject(
                 address=_address(entry, call, body),
                 spec=body.spec,
                 labels=body.metadata.labels,
@@ -106,7 +106,7 @@ class WritingRoutes:
 
         return handle
 
-    def _patcher(self, entry: Entry) -> Callable[[ApiCall], Awaitable[Answer[Any]]]:
+    def _patcher(self, entry: ResourceEntry) -> Callable[[ApiCall], Awaitable[Answer[Any]]]:
         async def handle(call: ApiCall) -> Answer[Any]:
             address = await self._found(entry, call)
 
@@ -117,13 +117,13 @@ class WritingRoutes:
                 before = writer.shown(place, place.stored)
                 assert before is not None, "it was found"
                 labels, spec = given_objects.patched(before.labels, before.spec, call.body)
-                return _written(writer, place, Wanted(address=address, spec=spec, labels=labels))
+                return _written(writer, place, WantedObject(address=address, spec=spec, labels=labels))
 
             return await self._done(call, change, action=f"{entry.resource.name}.patch")
 
         return handle
 
-    def _deleter(self, entry: Entry) -> Callable[[ApiCall], Awaitable[Answer[Any]]]:
+    def _deleter(self, entry: ResourceEntry) -> Callable[[ApiCall], Awaitable[Answer[Any]]]:
         async def handle(call: ApiCall) -> Answer[Any]:
             address = await self._found(entry, call)
 
@@ -139,7 +139,7 @@ class WritingRoutes:
 
         return handle
 
-    async def _found(self, entry: Entry, call: ApiCall) -> Address:
+    async def _found(self, entry: ResourceEntry, call: ApiCall) -> ObjectAddress:
         """The object that a path names, at or below the scope of the query, as GET finds it."""
         for member in entry.members:
             write = member.resource.write
@@ -148,7 +148,7 @@ class WritingRoutes:
                 await self._store.settled(kept_as or member.resource.kind)
         scope = scopes.parsed(call.query.get("scope", ""))
         found = entry.find(self._store, call.path["name"], scope, Sight(self._door, call.caller))
-        return Address(entry.resource.name, found.called.scope, found.called.name)
+        return ObjectAddress(entry.resource.name, found.called.scope, found.called.name)
 
     def _writer(self, rehearsal: Rehearsal, call: ApiCall) -> ObjectWriter:
         # The caller's rights are asked anew for each try.
@@ -182,7 +182,7 @@ def is_dry_run(call: ApiCall) -> bool:
     return given == "1"
 
 
-def _address(entry: Entry, call: ApiCall, body: GivenObject) -> Address:
+def _address(entry: ResourceEntry, call: ApiCall, body: GivenObject) -> ObjectAddress:
     """From path, query and body, which must not contradict each other."""
     name, said = call.path["name"], body.metadata
     if body.kind not in ("", entry.resource.name):
@@ -193,10 +193,12 @@ def _address(entry: Entry, call: ApiCall, body: GivenObject) -> Address:
     scope = scopes.parsed(said.scope if asked is None else asked)
     if said.scope and scopes.parsed(said.scope, field="metadata.scope") != scope:
         raise InvalidArgument(f"is {said.scope!r}; the request names {scope}", field="metadata.scope")
-    return Address(entry.resource.name, scope, name)
+    return ObjectAddress(entry.resource.name, scope, name)
 
 
-def _written(writer: ObjectWriter, place: Place, wanted: Wanted) -> Callable[[Written], Answer[Any]]:
+def _written(
+    writer: ObjectWriter, place: ObjectPlace, wanted: WantedObject
+) -> Callable[[Written], Answer[Any]]:
     made = writer.put(wanted, place)
     writer.finish()
 

@@ -15,16 +15,16 @@ import msgspec
 from fleetplane.fleet.plans import given as given_objects
 from fleetplane.fleet.plans.decisions import (
     OWNER_LABEL,
-    Address,
-    Operation,
+    ObjectAddress,
     PlannedStep,
-    Shown,
+    PlanOperation,
+    ShownPart,
     operation,
 )
 from fleetplane.fleet.plans.documents import Json
 from fleetplane.fleet.resources import objects
 from fleetplane.fleet.resources.access import Sight
-from fleetplane.fleet.resources.catalogue import Catalogue, Entry, Member
+from fleetplane.fleet.resources.catalogue import Catalogue, CatalogueMember, ResourceEntry
 from fleetplane.fleet.resources.declaration import Writable, WriteCall
 from fleetplane.kernel.access import Permission
 from fleetplane.kernel.clock import Clock
@@ -32,7 +32,7 @@ from fleetplane.kernel.errors import Conflict, FleetplaneError, InvalidArgument,
 from fleetplane.kernel.resources import AnyResource, check_labels
 from fleetplane.kernel.store import Draft
 from fleetplane.kernel.values.ids import new_uuid
-from fleetplane.web.rest.problems import Held, Problem
+from fleetplane.web.rest.problems import ConflictBlocker, Problem
 
 
 class NotWritable(FleetplaneError):
@@ -44,10 +44,10 @@ class NotWritable(FleetplaneError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class WantedObject:
     """One object as it should be, or (spec None) should not be."""
 
-    address: Address
+    address: ObjectAddress
     spec: Mapping[str, Any] | None
     labels: Mapping[str, str] | None = None
     """None leaves the labels as they are."""
@@ -58,12 +58,12 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class ObjectPlace:
     """An object's address with what is declared of it, and what is there."""
 
-    address: Address
-    entry: Entry
-    member: Member
+    address: ObjectAddress
+    entry: ResourceEntry
+    member: CatalogueMember
     write: Writable
     stored: AnyResource | None
 
@@ -82,7 +82,7 @@ class ObjectWriter:
     _batch: dict[str, dict[str, Any]] = field(default_factory=dict)
     _finish: list[Callable[[], None]] = field(default_factory=list)
 
-    def place(self, address: Address, *, field: str = "") -> Place:
+    def place(self, address: ObjectAddress, *, field: str = "") -> ObjectPlace:
         """Where an object is, or would be; for those who may know."""
         entry = self.catalogue.named(address.kind)
         member = writable_member(entry)
@@ -92,10 +92,10 @@ class ObjectWriter:
         stored = write.find(member.running, self.draft, address.scope, address.name)
         if stored is not None and not self.sight.may(member.resource.permission, address.scope):
             raise NotFound(f"there is no {address}", field=field or None)
-        canonical = Address(entry.resource.name, address.scope, address.name)
-        return Place(address=canonical, entry=entry, member=member, write=write, stored=stored)
+        canonical = ObjectAddress(entry.resource.name, address.scope, address.name)
+        return ObjectPlace(address=canonical, entry=entry, member=member, write=write, stored=stored)
 
-    def put(self, wanted: Wanted, place: Place) -> AnyResource:
+    def put(self, wanted: WantedObject, place: ObjectPlace) -> AnyResource:
         """Create or replace one object; errors name the field of the request."""
         assert wanted.spec is not None
         self._check_here(place)
@@ -120,7 +120,7 @@ class ObjectWriter:
             )
         return made
 
-    def delete(self, place: Place, *, field: str = "") -> None:
+    def delete(self, place: ObjectPlace, *, field: str = "") -> None:
         """Delete one object that is there."""
         if place.stored is None:
             raise NotFound(f"there is no {place.address}", field=field or None)
@@ -129,7 +129,7 @@ class ObjectWriter:
         with _naming(field, place.address):
             place.write.delete(self._call(place, None))
 
-    def _check_here(self, place: Place) -> None:
+    def _check_here(self, place: ObjectPlace) -> None:
         if self.elsewhere is not None and not place.write.anywhere:
             raise self.elsewhere()
 
@@ -139,7 +139,7 @@ class ObjectWriter:
             done()
         self._finish.clear()
 
-    def _labelled(self, made: AnyResource, place: Place, wanted: Wanted) -> AnyResource:
+    def _labelled(self, made: AnyResource, place: ObjectPlace, wanted: WantedObject) -> AnyResource:
         if wanted.labels is None or wanted.labels == made.labels:
             return made
         check_labels(wanted.labels)
@@ -161,7 +161,7 @@ class ObjectWriter:
         assert found is not None, "it was put"
         return found
 
-    def _call(self, place: Place, spec: Any) -> WriteCall:
+    def _call(self, place: ObjectPlace, spec: Any) -> WriteCall:
         scope = place.address.scope
 
         def may(permission: Permission) -> bool:
@@ -183,19 +183,19 @@ class ObjectWriter:
 
     # Looking.
 
-    def shown(self, place: Place, stored: AnyResource | None) -> Shown | None:
+    def shown(self, place: ObjectPlace, stored: AnyResource | None) -> ShownPart | None:
         """The part of an object that says what should be, as the draft has it."""
         if stored is None:
             return None
         found = objects.shown(place.member.resource, stored, self.draft)
         # As JSON has it, so that what was stored compares with what is made now.
         spec = msgspec.json.decode(msgspec.json.encode(found["spec"]))
-        return Shown(labels=dict(stored.labels), spec=cast("dict[str, Json]", spec))
+        return ShownPart(labels=dict(stored.labels), spec=cast("dict[str, Json]", spec))
 
     def step(
         self,
-        place: Place,
-        before: Shown | None,
+        place: ObjectPlace,
+        before: ShownPart | None,
         made: AnyResource | None,
         *,
         warnings: tuple[str, ...] = (),
@@ -205,7 +205,7 @@ class ObjectWriter:
         what, changes = operation(before, self.shown(place, made))
         disturbed = (
             tuple(place.write.disturbs(place.stored, made, self.draft))
-            if what is not Operation.NOTHING
+            if what is not PlanOperation.NOTHING
             else ()
         )
         lacking = () if made is None else tuple(place.write.warns(made, self.draft))
@@ -222,7 +222,7 @@ class ObjectWriter:
         )
 
 
-def writable_member(entry: Entry) -> Member:
+def writable_member(entry: ResourceEntry) -> CatalogueMember:
     """The domain that writes objects of a resource; raises where none does."""
     for member in entry.members:
         if member.resource.write is not None:
@@ -245,7 +245,7 @@ def _join(field: str, rest: str) -> str:
 class _naming:  # noqa: N801 -- reads as a statement
     """Errors of a domain, with the object that they are about and where the request has it."""
 
-    def __init__(self, field: str, address: Address) -> None:
+    def __init__(self, field: str, address: ObjectAddress) -> None:
         self._field = field
         self._address = address
 
@@ -253,8 +253,8 @@ class _naming:  # noqa: N801 -- reads as a statement
         return None
 
     def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
-        if isinstance(error, Held):
-            raise Held(
+        if isinstance(error, ConflictBlocker):
+            raise ConflictBlocker(
                 f"{self._address}: {error.message}",
                 (
                     Problem(field=_join(self._field, f"spec.{one.field}"), message=one.message, code=one.code)

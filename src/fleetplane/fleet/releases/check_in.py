@@ -33,9 +33,9 @@ from fleetplane.gen.fleetplane.fleet.v1 import releases_pb2 as pb
 from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError, InvalidArgument, ResourceExhausted
-from fleetplane.kernel.presence.heard import Heard
+from fleetplane.kernel.presence.heard import LastSeen
 from fleetplane.kernel.release import documents
-from fleetplane.kernel.release.documents import Order
+from fleetplane.kernel.release.documents import UpgradeOrder
 from fleetplane.kernel.release.versions import version_key
 from fleetplane.kernel.store import Draft, Store
 from fleetplane.rpc import CallContext
@@ -103,7 +103,7 @@ class CheckIns:
         self.policy = policy
         self._heard: dict[tuple[str, str], float] = {}
         """When each was heard last, on the monotonic clock: here, and as far as is known elsewhere."""
-        self._everywhere = Heard(store, clock, channel=CHANNEL) if store.shared else None
+        self._everywhere = LastSeen(store, clock, channel=CHANNEL) if store.shared else None
         self.check_ins: Counter[str] = Counter()
         """By domain."""
         self.failures: Counter[str] = Counter()
@@ -149,7 +149,7 @@ class CheckIns:
             answer.manifest, answer.manifest_signature = release.spec.manifest, release.spec.signature
         return answer
 
-    def order(self, domain: str, agent: AgentVersion, nonce: bytes) -> Order | None:
+    def order(self, domain: str, agent: AgentVersion, nonce: bytes) -> UpgradeOrder | None:
         """What an agent is to be told; None if it runs what it should, or cannot be helped."""
         said, wish = agent.status, agent.spec
         wanted = wanted_version(wish, self.default(domain))
@@ -161,7 +161,7 @@ class CheckIns:
         if release is None and wanted not in said.kept:
             return None
         own_seconds = release.spec.hello_seconds if release is not None else 0.0
-        return Order(
+        return UpgradeOrder(
             agent=agent.name,
             nonce=nonce.hex(),
             version=wanted,
@@ -211,7 +211,7 @@ class CheckIns:
             tasks.keep("releases/heard", self._everywhere.run_here)
             tasks.keep("releases/learn", partial(self._learn, self._everywhere))
 
-    async def _learn(self, everywhere: Heard) -> NoReturn:
+    async def _learn(self, everywhere: LastSeen) -> NoReturn:
         while True:
             try:
                 ages = await everywhere.read()

@@ -30,7 +30,7 @@ from fleetplane.kernel.errors import (
     ResourceExhausted,
 )
 from fleetplane.kernel.release import documents
-from fleetplane.kernel.release.documents import FileEntry, Manifest
+from fleetplane.kernel.release.documents import FileEntry, ReleaseManifest
 from fleetplane.kernel.release.versions import is_older, version_key
 from fleetplane.kernel.release.wheels import AGENT, parse_wheel
 from fleetplane.kernel.resources import Nothing
@@ -177,7 +177,7 @@ class Releases:
         now_ns = self._clock.now_ns()
         entries = tuple(sorted(files, key=lambda entry: entry.name))
         manifest = documents.encode(
-            Manifest(
+            ReleaseManifest(
                 version=version,
                 files=entries,
                 created_at_ns=now_ns,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Protocol
 
-from fleetplane.fleet.people.door import Door
+from fleetplane.fleet.people.door import Authenticators
 from fleetplane.fleet.resources import scopes
 from fleetplane.kernel.access import AccessTable, Grant, Permission, Role
 from fleetplane.kernel.errors import NotFound, PermissionDenied
@@ -37,7 +37,7 @@ class ApiDoor(Protocol):
 class BoundDoor:
     """Whoever the door of people knows, with the roles that they hold at scopes."""
 
-    def __init__(self, door: Door, grants: Iterable[Mapping[Role, Iterable[Grant]]]) -> None:
+    def __init__(self, door: Authenticators, grants: Iterable[Mapping[Role, Iterable[Grant]]]) -> None:
         """`grants` are those of every running domain."""
         self._door = door
         merged: dict[Role, list[Grant]] = {}

@@ -14,8 +14,8 @@ import msgspec
 from fleetplane.fleet.explain import Explained, FleetExplanations
 from fleetplane.fleet.freeze import FreezeSwitch
 from fleetplane.fleet.resources.access import Sight
-from fleetplane.fleet.resources.catalogue import Found
-from fleetplane.fleet.resources.declaration import Action, ActionCall, Begun, Shape
+from fleetplane.fleet.resources.catalogue import FoundObject
+from fleetplane.fleet.resources.declaration import ActionCall, Begun, ResourceAction, ResourceShape
 from fleetplane.fleet.resources.objects import ObjectReference
 from fleetplane.kernel.access import Permission
 from fleetplane.kernel.errors import NotFound
@@ -29,7 +29,7 @@ from fleetplane.web.rest.routes import Answer, Call
 FREEZE = Permission("fleet.freeze")
 
 
-class ActionAnswer(Shape, frozen=True):
+class ActionAnswer(ResourceShape, frozen=True):
     """What an action did."""
 
     kind: str
@@ -39,13 +39,13 @@ class ActionAnswer(Shape, frozen=True):
     """What to watch until it is done; null if it is done."""
 
 
-class ExplainedReason(Shape, frozen=True):
+class ExplainedReason(ResourceShape, frozen=True):
     code: str
     message: str
     subject: str
 
 
-class ExplainedFinding(Shape, frozen=True):
+class ExplainedFinding(ResourceShape, frozen=True):
     """What one controller found the last time it looked."""
 
     controller: str
@@ -58,7 +58,7 @@ class ExplainedFinding(Shape, frozen=True):
     reasons: Sequence[ExplainedReason]
 
 
-class ExplainedFreeze(Shape, frozen=True):
+class ExplainedFreeze(ResourceShape, frozen=True):
     scope: str
     reason: str
     frozen_by: str
@@ -66,7 +66,7 @@ class ExplainedFreeze(Shape, frozen=True):
     expires_at: str | None
 
 
-class ObjectExplanation(Shape, frozen=True):
+class ObjectExplanation(ResourceShape, frozen=True):
     """Why an object is as it is."""
 
     kind: str
@@ -76,7 +76,7 @@ class ObjectExplanation(Shape, frozen=True):
     """Empty if nothing is known to be in the way."""
 
 
-def reference(found: Found) -> ObjectReference:
+def reference(found: FoundObject) -> ObjectReference:
     """Which object was found."""
     return ObjectReference(
         resource=found.member.resource.plural,
@@ -88,7 +88,7 @@ def reference(found: Found) -> ObjectReference:
 
 async def act(
     name: str,
-    found: Found,
+    found: FoundObject,
     body: msgspec.Struct | None,
     *,
     request: Call[Any],
@@ -127,14 +127,14 @@ async def act(
     return answer(await action.run(call))
 
 
-def explained(found: Found, explanations: FleetExplanations) -> ObjectExplanation:
+def explained(found: FoundObject, explanations: FleetExplanations) -> ObjectExplanation:
     """Why an object that the caller may read is as it is."""
     member, stored = found.member, found.stored
     told = explanations.for_owner(member.domain, member.resource.explain, stored.name, scope=stored.scope)
     return _shown(found, told)
 
 
-def _shown(found: Found, told: Explained) -> ObjectExplanation:
+def _shown(found: FoundObject, told: Explained) -> ObjectExplanation:
     return ObjectExplanation(
         kind="explanation",
         object=reference(found),
@@ -178,7 +178,7 @@ class FreezeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, renam
     """When it ends by itself; null: only by being lifted."""
 
 
-def freeze_actions(domain: str, at: Callable[[AnyResource], str]) -> tuple[Action, Action]:
+def freeze_actions(domain: str, at: Callable[[AnyResource], str]) -> tuple[ResourceAction, ResourceAction]:
     """Freeze and lift what a domain does by itself at and below an object; `at` is its stored scope."""
 
     async def freeze(call: ActionCall) -> Begun | None:
@@ -201,7 +201,7 @@ def freeze_actions(domain: str, at: Callable[[AnyResource], str]) -> tuple[Actio
         return None
 
     return (
-        Action(
+        ResourceAction(
             name="freeze",
             summary="Stop what controllers do to it by themselves",
             permission=FREEZE,
@@ -209,5 +209,7 @@ def freeze_actions(domain: str, at: Callable[[AnyResource], str]) -> tuple[Actio
             body=FreezeBody,
             anywhere=True,
         ),
-        Action(name="lift", summary="Let controllers go on", permission=FREEZE, run=lift, anywhere=True),
+        ResourceAction(
+            name="lift", summary="Let controllers go on", permission=FREEZE, run=lift, anywhere=True
+        ),
     )

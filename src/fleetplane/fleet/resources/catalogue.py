@@ -16,8 +16,14 @@ import msgspec
 
 from fleetplane.fleet.resources import objects, scopes
 from fleetplane.fleet.resources.access import Sight
-from fleetplane.fleet.resources.declaration import Action, AnyPublicResource, Reading, Verb, stored_name
-from fleetplane.fleet.resources.objects import Identity
+from fleetplane.fleet.resources.declaration import (
+    AnyPublicResource,
+    ResourceAction,
+    ResourceVerb,
+    ViewReader,
+    stored_name,
+)
+from fleetplane.fleet.resources.objects import ObjectIdentity
 from fleetplane.kernel.access import Permission
 from fleetplane.kernel.errors import Conflict, NotFound, SettingsError
 from fleetplane.kernel.resources import AnyKind, AnyResource
@@ -32,7 +38,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class CatalogueMember:
     """A resource as one domain declares it."""
 
     resource: AnyPublicResource
@@ -40,12 +46,12 @@ class Member:
     running: Any
     """The running domain, for its actions."""
 
-    def shown(self, stored: AnyResource, called: Identity, reading: Reading) -> dict[str, Any]:
+    def shown(self, stored: AnyResource, called: ObjectIdentity, reading: ViewReader) -> dict[str, Any]:
         """An object in plain values, with what is known live."""
         live = self.resource.live(self.running, stored)
         return objects.shown(self.resource, live, reading, called=called)
 
-    def listed(self, reading: Reading) -> Sequence[AnyResource]:
+    def listed(self, reading: ViewReader) -> Sequence[AnyResource]:
         """Every stored resource, or every one that the domain makes up."""
         if self.resource.latest is not None:
             return ()  # never all at once
@@ -55,22 +61,22 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class FoundObject:
     """One object, found."""
 
-    member: Member
+    member: CatalogueMember
     stored: AnyResource
-    called: Identity
+    called: ObjectIdentity
 
-    def shown(self, reading: Reading) -> dict[str, Any]:
+    def shown(self, reading: ViewReader) -> dict[str, Any]:
         """The object in plain values."""
         return self.member.shown(self.stored, self.called, reading)
 
 
-class Entry:
+class ResourceEntry:
     """One resource, with every domain that has objects of it."""
 
-    def __init__(self, members: Sequence[Member]) -> None:
+    def __init__(self, members: Sequence[CatalogueMember]) -> None:
         self.members = tuple(members)
         self.resource = members[0].resource
         for other in members[1:]:
@@ -98,11 +104,11 @@ class Entry:
         return frozenset(one.resource.permission for one in self.members)
 
     @property
-    def actions(self) -> Mapping[str, Action]:
+    def actions(self) -> Mapping[str, ResourceAction]:
         """By name; domains that declare the same resource declare different actions or the same shape."""
         return {action.name: action for one in self.members for action in one.resource.actions}
 
-    def find(self, reading: Reading, name: str, scope: str, sight: Sight) -> Found:
+    def find(self, reading: ViewReader, name: str, scope: str, sight: Sight) -> FoundObject:
         """An object at or below a scope that the caller may read.
 
         Raises `NotFound`, and `Conflict` where several have the name and none lies at the scope itself.
@@ -126,44 +132,44 @@ class Entry:
             )
         return exact[0]
 
-    def _called(self, reading: Reading, name: str) -> Iterator[Found]:
+    def _called(self, reading: ViewReader, name: str) -> Iterator[FoundObject]:
         for member in self.members:
             resource = member.resource
             for stored in member.listed(reading):
                 called = stored.name if resource.named is stored_name else resource.named(stored, reading)
                 if name in (called, stored.uid) and resource.shows(stored):
-                    yield Found(
+                    yield FoundObject(
                         member=member,
                         stored=stored,
-                        called=Identity(name=called, scope=resource.place(stored, reading)),
+                        called=ObjectIdentity(name=called, scope=resource.place(stored, reading)),
                     )
 
-    def all(self, reading: Reading) -> Iterator[Found]:
+    def all(self, reading: ViewReader) -> Iterator[FoundObject]:
         """Every object that there is at the call, by domain, stored scope and name."""
         return self._all(reading, [(one, one.listed(reading)) for one in self.members])
 
     def _all(
-        self, reading: Reading, captured: Sequence[tuple[Member, Sequence[AnyResource]]]
-    ) -> Iterator[Found]:
+        self, reading: ViewReader, captured: Sequence[tuple[CatalogueMember, Sequence[AnyResource]]]
+    ) -> Iterator[FoundObject]:
         for member, resources in captured:
             for stored in resources:
                 if member.resource.shows(stored):
                     called = objects.identity(member.resource, stored, reading)
-                    yield Found(member=member, stored=stored, called=called)
+                    yield FoundObject(member=member, stored=stored, called=called)
 
 
 class Catalogue:
     """Finds resources by plural, name or short name."""
 
-    def __init__(self, members: Iterable[Member]) -> None:
-        by_name: dict[str, list[Member]] = {}
+    def __init__(self, members: Iterable[CatalogueMember]) -> None:
+        by_name: dict[str, list[CatalogueMember]] = {}
         for member in members:
             by_name.setdefault(member.resource.name, []).append(member)
-        self.entries = tuple(Entry(by_name[name]) for name in sorted(by_name))
+        self.entries = tuple(ResourceEntry(by_name[name]) for name in sorted(by_name))
         self.by_plural = {entry.resource.plural: entry for entry in self.entries}
-        self._by_word: dict[str, Entry] = {}
-        self.by_kind: dict[str, tuple[Entry, Member]] = {}
-        self.written_as: dict[str, tuple[Entry, Member]] = {}
+        self._by_word: dict[str, ResourceEntry] = {}
+        self.by_kind: dict[str, tuple[ResourceEntry, CatalogueMember]] = {}
+        self.written_as: dict[str, tuple[ResourceEntry, CatalogueMember]] = {}
         """By the stored kinds that people write: of what is computed, too."""
         for entry in self.entries:
             self._add(entry)
@@ -171,7 +177,7 @@ class Catalogue:
     def __repr__(self) -> str:
         return f"<Catalogue {' '.join(self.by_plural)}>"
 
-    def _add(self, entry: Entry) -> None:
+    def _add(self, entry: ResourceEntry) -> None:
         resource = entry.resource
         for word in dict.fromkeys((resource.plural, resource.name, *resource.short)):
             if word in RESERVED:
@@ -186,7 +192,7 @@ class Catalogue:
             elif write is not None and write.kind is not None:
                 self.written_as[write.kind.name] = entry, member
             if not member.resource.is_stored:
-                if Verb.WATCH in member.resource.verbs and member.resource.observed is None:
+                if ResourceVerb.WATCH in member.resource.verbs and member.resource.observed is None:
                     raise SettingsError(f"{resource.plural} are not stored, and nothing says how they change")
                 continue
             if self.by_kind.setdefault(kind, (entry, member))[1] is not member:
@@ -202,7 +208,7 @@ class Catalogue:
             if member.resource.is_stored
         ]
 
-    def named(self, word: str) -> Entry:
+    def named(self, word: str) -> ResourceEntry:
         """By plural, name or short name; raises `NotFound` with the nearest that there are."""
         found = self._by_word.get(word)
         if found is None:

@@ -16,9 +16,9 @@ import msgspec
 from fleetplane.fleet.feeds.ring import RING_EVENTS, WHOLE, EventRing
 from fleetplane.fleet.feeds.state_events import StateChange, StateEvents
 from fleetplane.fleet.resources import objects
-from fleetplane.fleet.resources.catalogue import Catalogue, Entry, Member
-from fleetplane.fleet.resources.declaration import Reading, Verb
-from fleetplane.fleet.resources.objects import Identity
+from fleetplane.fleet.resources.catalogue import Catalogue, CatalogueMember, ResourceEntry
+from fleetplane.fleet.resources.declaration import ResourceVerb, ViewReader
+from fleetplane.fleet.resources.objects import ObjectIdentity
 from fleetplane.kernel.boundary import contained
 from fleetplane.kernel.events import Event, EventType
 from fleetplane.kernel.identity.revocation import REVOCATION
@@ -35,12 +35,12 @@ _ENCODER = msgspec.json.Encoder()
 class Version(msgspec.Struct, frozen=True, eq=False):
     """An object as it was after one change."""
 
-    member: Member
+    member: CatalogueMember
     stored: AnyResource
-    called: Identity
+    called: ObjectIdentity
 
 
-class Change:
+class EntryChange:
     """One change of one object; without an entry, of something that may end a watch."""
 
     part = 0
@@ -49,9 +49,9 @@ class Change:
         self,
         revision: int,
         type_: EventType,
-        reading: Reading,
+        reading: ViewReader,
         *,
-        entry: Entry | None = None,
+        entry: ResourceEntry | None = None,
         before: Version | None = None,
         after: Version | None = None,
         is_logged: bool = False,
@@ -86,7 +86,7 @@ class Change:
         return _ENCODER.encode(self.shown_after)
 
 
-def _shown(version: Version, reading: Reading) -> Mapping[str, Any]:
+def _shown(version: Version, reading: ViewReader) -> Mapping[str, Any]:
     return version.member.shown(version.stored, version.called, reading)
 
 
@@ -124,7 +124,7 @@ class _Then:
         return self._store.list(kind, scope)
 
 
-class Changes:
+class ChangeRing:
     """The ring of recent changes, and the log of older ones."""
 
     def __init__(
@@ -143,15 +143,15 @@ class Changes:
         self._known: dict[Key, Version] = {
             found.stored.key: Version(found.member, found.stored, found.called)
             for entry in catalogue.entries
-            if Verb.WATCH in entry.resource.verbs and entry.resource.is_stored
+            if ResourceVerb.WATCH in entry.resource.verbs and entry.resource.is_stored
             for found in entry.all(store)
         }
         self._then = _Then(store, self._known)
         self._kinds = kinds = (*catalogue.kinds, REVOCATION)
-        self.ring: EventRing[Change] = EventRing(
+        self.ring: EventRing[EntryChange] = EventRing(
             store, kinds=kinds, events_of=self._followed, ring_events=ring_events, pace_seconds=PACE_SECONDS
         )
-        self._log: EventRing[Change] = EventRing(store, kinds=kinds, events_of=self._logged)
+        self._log: EventRing[EntryChange] = EventRing(store, kinds=kinds, events_of=self._logged)
 
     def __repr__(self) -> str:
         return f"<Changes objects={len(self._known)} {self.ring!r}>"
@@ -167,16 +167,16 @@ class Changes:
             return max(self.ring.revision, self._store.revision)
         return self.ring.revision
 
-    async def logged(self, after: int, until: int) -> AsyncGenerator[Change]:
+    async def logged(self, after: int, until: int) -> AsyncGenerator[EntryChange]:
         """Changes after a revision up to another, from the database; raises `Compacted`."""
         async for change in self._log.history((after, WHOLE), until):
             yield change
 
-    def _followed(self, event: Event) -> Iterator[Change]:
+    def _followed(self, event: Event) -> Iterator[EntryChange]:
         """The change that an event is, with what was there before; asked once for each event, in order."""
         stored = event.resource
         if stored.kind == REVOCATION.name:
-            yield Change(event.revision, event.type, self._store)
+            yield EntryChange(event.revision, event.type, self._store)
             return
         entry, member = self._catalogue.by_kind[stored.kind]
         before = self._known.pop(stored.key, None)
@@ -187,7 +187,9 @@ class Changes:
         if (found := after or before) is not None:
             with contained("fleetwide/state-events", stored.key):
                 self._states.note(_changed(stored, found, before, after))
-            yield Change(event.revision, event.type, self._store, entry=entry, before=before, after=after)
+            yield EntryChange(
+                event.revision, event.type, self._store, entry=entry, before=before, after=after
+            )
 
     async def recall(self) -> None:
         """Make the events of states of before this process from the log, as far as it goes back."""
@@ -205,7 +207,7 @@ class Changes:
                 found.append(_changed(version.stored, version, before, change.after))
         self._states.recalled(found)
 
-    def _logged(self, event: Event) -> Iterator[Change]:
+    def _logged(self, event: Event) -> Iterator[EntryChange]:
         stored = event.resource
         found = self._catalogue.by_kind.get(stored.kind)
         if found is None:
@@ -215,7 +217,7 @@ class Changes:
             return
         version = Version(member, stored, objects.identity(member.resource, stored, self._store))
         gone = event.type is EventType.DELETED
-        yield Change(
+        yield EntryChange(
             event.revision,
             event.type,
             self._store,

@@ -7,7 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fleetplane.fleet.resources import scopes
-from fleetplane.fleet.resources.declaration import Column, PublicResource, Reading, Secret, Shape, View
+from fleetplane.fleet.resources.declaration import (
+    Column,
+    PublicResource,
+    ResourceShape,
+    ResourceView,
+    Secret,
+    ViewReader,
+)
 from fleetplane.kernel.access import Permission
 from fleetplane.kernel.resources import AnyKind, AnyResource, Resource
 
@@ -17,11 +24,11 @@ MANAGE_PEOPLE = Permission("people.manage")
 """Take tokens away."""
 
 
-class NoStatus(Shape, frozen=True):
+class NoStatus(ResourceShape, frozen=True):
     """Nothing is known of it beside what it should be."""
 
 
-class AccountSpecView(Shape, frozen=True):
+class AccountSpecView(ResourceShape, frozen=True):
     domain: str
     """Whose API made it; it logs in everywhere."""
     email: str
@@ -31,7 +38,7 @@ class AccountSpecView(Shape, frozen=True):
     password: Secret
 
 
-class AccountStatusView(Shape, frozen=True):
+class AccountStatusView(ResourceShape, frozen=True):
     last_login_at: str | None
 
 
@@ -45,7 +52,7 @@ ACCOUNT_COLUMNS = (
 )
 
 
-def at_root(_stored: AnyResource, _reading: Reading) -> str:
+def at_root(_stored: AnyResource, _reading: ViewReader) -> str:
     """What belongs to the installation lies there."""
     return scopes.ROOT
 
@@ -53,8 +60,8 @@ def at_root(_stored: AnyResource, _reading: Reading) -> str:
 def account_resource(
     kind: AnyKind,
     *,
-    view: Callable[[Any, Reading], View[AccountSpecView, AccountStatusView]],
-    named: Callable[[Any, Reading], str],
+    view: Callable[[Any, ViewReader], ResourceView[AccountSpecView, AccountStatusView]],
+    named: Callable[[Any, ViewReader], str],
     shows: Callable[[Any], bool],
 ) -> PublicResource[AccountSpecView, AccountStatusView]:
     """The accounts that one domain's API made; each person is shown once, where they come from."""
@@ -105,6 +112,6 @@ def made_up(
     )
 
 
-def as_stored(stored: AnyResource, _reading: Reading) -> View[Any, Any]:
+def as_stored(stored: AnyResource, _reading: ViewReader) -> ResourceView[Any, Any]:
     """The view of what is computed in the shapes that are shown."""
-    return View(spec=stored.spec, status=stored.status)
+    return ResourceView(spec=stored.spec, status=stored.status)

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 import structlog
 
 from fleetplane.fleet.resources import objects
-from fleetplane.fleet.resources.catalogue import Catalogue, Entry, Member
-from fleetplane.fleet.resources.changes import Change, Version
-from fleetplane.fleet.resources.declaration import Observed, Verb
+from fleetplane.fleet.resources.catalogue import Catalogue, CatalogueMember, ResourceEntry
+from fleetplane.fleet.resources.changes import EntryChange, Version
+from fleetplane.fleet.resources.declaration import ObservedPart, ResourceVerb
 from fleetplane.kernel.events import EventType
 from fleetplane.kernel.store import Store
 
@@ -43,14 +43,14 @@ _Name = tuple[str, str]
 class _Source:
     """The objects that one domain computes of one resource, as they were at the last look."""
 
-    entry: Entry
-    member: Member
-    observed: Observed
+    entry: ResourceEntry
+    member: CatalogueMember
+    observed: ObservedPart
     version: Hashable = None
     known: dict[_Name, tuple[object, Version]] = field(default_factory=dict)
 
 
-class Observations:
+class ComputedObservations:
     """What is computed, looked at for all watchers together."""
 
     def __init__(self, store: Store, catalogue: Catalogue) -> None:
@@ -58,9 +58,9 @@ class Observations:
         self._sources = tuple(_sources(catalogue))
         self._growing = tuple(_growing(catalogue))
         self._grown: list[Hashable] = []
-        self._changes: list[Change] = []
+        self._changes: list[EntryChange] = []
         self._base = 0
-        self._gone: dict[tuple[str, _Name], Change] = {}
+        self._gone: dict[tuple[str, _Name], EntryChange] = {}
         self._began = False
         self.floor = store.revision
         """A watch goes on only after a later revision than this: what was gone by then is not remembered."""
@@ -77,11 +77,11 @@ class Observations:
         """Of a reader that wants what changes from now on."""
         return self._base + len(self._changes)
 
-    def after(self, position: int) -> Sequence[Change] | None:
+    def after(self, position: int) -> Sequence[EntryChange] | None:
         """What changed since a position; None if that is no longer known."""
         return None if position < self._base else self._changes[position - self._base :]
 
-    def gone(self, entries: Sequence[Entry]) -> list[Change]:
+    def gone(self, entries: Sequence[ResourceEntry]) -> list[EntryChange]:
         """Objects that were there once, and are not now."""
         return [change for change in self._gone.values() if change.entry in entries]
 
@@ -118,7 +118,7 @@ class Observations:
             for bell in self._bells:
                 bell.set()
 
-    def _differences(self, source: _Source) -> Iterator[Change]:
+    def _differences(self, source: _Source) -> Iterator[EntryChange]:
         resource, observed = source.member.resource, source.observed
         try:
             version = observed.version(source.member.running)
@@ -146,12 +146,14 @@ class Observations:
             if name not in source.known:
                 yield self._change(source, name, last, None)
 
-    def _change(self, source: _Source, name: _Name, before: Version | None, after: Version | None) -> Change:
+    def _change(
+        self, source: _Source, name: _Name, before: Version | None, after: Version | None
+    ) -> EntryChange:
         happened = EventType.ADDED if before is None else EventType.MODIFIED
         if after is None:
             happened = EventType.DELETED
         revision = self._store.revision
-        change = Change(revision, happened, self._store, entry=source.entry, before=before, after=after)
+        change = EntryChange(revision, happened, self._store, entry=source.entry, before=before, after=after)
         key = f"{source.member.domain} {source.entry.resource.plural}", name
         if after is None:
             self._gone[key] = change
@@ -159,7 +161,7 @@ class Observations:
             self._gone.pop(key, None)
         return change
 
-    def _keep(self, made: Sequence[Change]) -> None:
+    def _keep(self, made: Sequence[EntryChange]) -> None:
         self._changes += made
         if (surplus := len(self._changes) - KEPT_CHANGES) > 0:
             self._base += surplus
@@ -175,17 +177,17 @@ def _sources(catalogue: Catalogue) -> Iterator[_Source]:
             yield _Source(entry, member, observed)
 
 
-def _growing(catalogue: Catalogue) -> Iterator[tuple[Member, Observed]]:
+def _growing(catalogue: Catalogue) -> Iterator[tuple[CatalogueMember, ObservedPart]]:
     for _, member, observed in _observed(catalogue):
         if member.resource.latest is not None:
             yield member, observed
 
 
-def _observed(catalogue: Catalogue) -> Iterator[tuple[Entry, Member, Observed]]:
+def _observed(catalogue: Catalogue) -> Iterator[tuple[ResourceEntry, CatalogueMember, ObservedPart]]:
     for entry in catalogue.entries:
         for member in entry.members:
             observed = member.resource.observed
-            if Verb.WATCH in member.resource.verbs and observed is not None:
+            if ResourceVerb.WATCH in member.resource.verbs and observed is not None:
                 yield entry, member, observed
 
 
@@ -199,7 +201,7 @@ class GrowingFeed:
     MOST = 10_000
     """Read again at most for a watch that goes on: about 1 s."""
 
-    def __init__(self, store: Store, entry: Entry) -> None:
+    def __init__(self, store: Store, entry: ResourceEntry) -> None:
         self._store = store
         self._entry = entry
         (self._member,) = entry.members
@@ -228,7 +230,7 @@ class GrowingFeed:
                 return self._told == 0  # older ones may have been archived
         return False
 
-    async def fresh(self) -> list[Change]:
+    async def fresh(self) -> list[EntryChange]:
         """What was not told yet, in order."""
         observed, resource = self._member.resource.observed, self._entry.resource
         version = None if observed is None else observed.version(self._member.running)
@@ -249,7 +251,7 @@ class GrowingFeed:
             self._version = version  # else not everything can be read yet: ask again
         assert resource.latest is not None
         return [
-            Change(one.stored.revision, EventType.ADDED, self._store, entry=self._entry, after=one)
+            EntryChange(one.stored.revision, EventType.ADDED, self._store, entry=self._entry, after=one)
             for one in reversed(found)
         ]
 

@@ -24,18 +24,18 @@ ViewSpecT = TypeVar("ViewSpecT")
 ViewStatusT = TypeVar("ViewStatusT")
 
 
-class Shape(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class ResourceShape(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """A part of what the API shows: fields in camelCase, times as RFC 3339 text, durations such as `90s`."""
 
 
-class Secret(Shape, frozen=True):
+class Secret(ResourceShape, frozen=True):
     """A field that can be written and is never shown."""
 
     set: bool
     """Whether there is a value."""
 
 
-class Verb(StrEnum):
+class ResourceVerb(StrEnum):
     """What can be done with every object of a resource."""
 
     GET = "get"
@@ -50,10 +50,10 @@ class Verb(StrEnum):
     DELETE = "delete"
 
 
-READING = frozenset({Verb.GET, Verb.LIST, Verb.WATCH})
+READING = frozenset({ResourceVerb.GET, ResourceVerb.LIST, ResourceVerb.WATCH})
 
 
-class Reading(Protocol):
+class ViewReader(Protocol):
     """What of the store a view may read: names of things that a record knows by their ids."""
 
     def get(self, kind: Kind[SpecT, StatusT], scope: str, name: str) -> Resource[SpecT, StatusT] | None: ...
@@ -62,7 +62,7 @@ class Reading(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class View(Generic[ViewSpecT, ViewStatusT]):
+class ResourceView(Generic[ViewSpecT, ViewStatusT]):
     """What is shown of a stored resource. What is None is shown as it is stored."""
 
     spec: ViewSpecT
@@ -126,7 +126,7 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Action:
+class ResourceAction:
     """Something that is done to one object, by the function that the domain's own protocols call."""
 
     name: str
@@ -167,13 +167,13 @@ class WriteCall:
 
 
 def nothing_disturbed(
-    _before: AnyResource | None, _after: AnyResource | None, _reading: Reading
+    _before: AnyResource | None, _after: AnyResource | None, _reading: ViewReader
 ) -> Sequence[str]:
     """For objects whose changes interrupt nobody."""
     return ()
 
 
-def nothing_missing(_made: AnyResource, _reading: Reading) -> Sequence[str]:
+def nothing_missing(_made: AnyResource, _reading: ViewReader) -> Sequence[str]:
     """For objects that are whole as they are written."""
     return ()
 
@@ -202,16 +202,18 @@ class Writable:
     """Whether others refer to it, so that it is deleted after they are written; else it is deleted first."""
     exported: Callable[[AnyResource], bool] = lambda _stored: True
     """Whether an export contains one; not what means nothing without a machine that has to enrol first."""
-    disturbs: Callable[[AnyResource | None, AnyResource | None, Reading], Sequence[str]] = nothing_disturbed
+    disturbs: Callable[[AnyResource | None, AnyResource | None, ViewReader], Sequence[str]] = (
+        nothing_disturbed
+    )
     """What a change interrupts: from what is stored before and after, in words."""
     anywhere: bool = False
     """Whether servers that stand by write it, too: all of it depends on the draft and on settings alone, and
     whoever acts on it follows the store."""
-    warns: Callable[[AnyResource, Reading], Sequence[str]] = nothing_missing
+    warns: Callable[[AnyResource, ViewReader], Sequence[str]] = nothing_missing
     """What an object still lacks once it is written, such as a key that no document carries; in words."""
 
 
-class LogLine(Shape, frozen=True):
+class LogLine(ResourceShape, frozen=True):
     """One line of a log."""
 
     at: str
@@ -250,7 +252,7 @@ class LogCall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Observed:
+class ObservedPart:
     """How what is not stored changes, so that it can be watched."""
 
     version: Callable[[Any], Hashable] = lambda _domain: None
@@ -260,7 +262,7 @@ class Observed:
     """What of an object is worth telling: not the moment of the last heartbeat."""
 
 
-def stored_name(stored: AnyResource, _reading: Reading) -> str:
+def stored_name(stored: AnyResource, _reading: ViewReader) -> str:
     """The name of what is known by the name that it is stored under."""
     return stored.name
 
@@ -290,17 +292,17 @@ class PublicResource(Generic[ViewSpecT, ViewStatusT]):
     """What is stored; each change of it is a change of the object."""
     spec: type[ViewSpecT]
     status: type[ViewStatusT]
-    view: Callable[[Any, Reading], View[ViewSpecT, ViewStatusT]]
-    place: Callable[[Any, Reading], str]
+    view: Callable[[Any, ViewReader], ResourceView[ViewSpecT, ViewStatusT]]
+    place: Callable[[Any, ViewReader], str]
     """The scope in which an object lies, such as `/tenants/acme`."""
     permission: Permission
     """Of those who may read it."""
-    named: Callable[[Any, Reading], str] = stored_name
+    named: Callable[[Any, ViewReader], str] = stored_name
     """The name of an object, unique in its scope."""
     short: tuple[str, ...] = ()
     columns: Sequence[Column] = ()
-    verbs: frozenset[Verb] = READING
-    actions: Sequence[Action] = ()
+    verbs: frozenset[ResourceVerb] = READING
+    actions: Sequence[ResourceAction] = ()
     relates: Sequence[Related] = ()
     explain: str = ""
     """The word by which `fleet/explain.py` knows the kind in its domain."""
@@ -315,13 +317,13 @@ class PublicResource(Generic[ViewSpecT, ViewStatusT]):
     """Of what only grows and is kept on disk: so many, newest first, before a number (None: the newest), by
     the running domain. Names are the numbers."""
     logs: Callable[[LogCall], AsyncGenerator[LogLine, None]] | None = None
-    """What an object writes down: the lines of its log, oldest first. With `Verb.LOGS`."""
+    """What an object writes down: the lines of its log, oldest first. With `ResourceVerb.LOGS`."""
     figures: Callable[[Any, Sequence[AnyResource]], Awaitable[Mapping[str, Figures]]] | None = None
     """The latest figures of objects of one stored scope, by their names, from the running domain. With
-    `Verb.FIGURES`."""
+    `ResourceVerb.FIGURES`."""
     history: Callable[[Any, AnyResource, Stretch], Awaitable[Sequence[MeasuredSeries]]] | None = None
-    """The figures of one object over time, from the running domain. With `Verb.HISTORY`."""
-    observed: Observed | None = None
+    """The figures of one object over time, from the running domain. With `ResourceVerb.HISTORY`."""
+    observed: ObservedPart | None = None
     """Of what is not stored: how it changes; needed where it can be watched."""
     live: Callable[[Any, AnyResource], AnyResource] = stored_as_it_is
     """From the running domain and a stored resource to the resource with the moments that heartbeats move:

@@ -12,14 +12,14 @@ import msgspec
 
 from fleetplane.fleet.resources import scopes, tables
 from fleetplane.fleet.resources.access import Sight
-from fleetplane.fleet.resources.catalogue import DIALECT, Catalogue, Entry
-from fleetplane.fleet.resources.declaration import Shape
+from fleetplane.fleet.resources.catalogue import DIALECT, Catalogue, ResourceEntry
+from fleetplane.fleet.resources.declaration import ResourceShape
 from fleetplane.fleet.resources.tables import TableColumn
 
 WRITING = frozenset({"put", "patch", "delete"})
 
 
-class DiscoveredAction(Shape, frozen=True):
+class DiscoveredAction(ResourceShape, frozen=True):
     name: str
     summary: str
     takes_time: bool
@@ -30,12 +30,12 @@ class DiscoveredAction(Shape, frozen=True):
     """Whether the caller may ask for it, in at least one scope."""
 
 
-class DiscoveredLink(Shape, frozen=True):
+class DiscoveredLink(ResourceShape, frozen=True):
     resource: str
     path: str
 
 
-class DiscoveredResource(Shape, frozen=True):
+class DiscoveredResource(ResourceShape, frozen=True):
     name: str
     plural: str
     short_names: Sequence[str]
@@ -59,7 +59,7 @@ class DiscoveredResource(Shape, frozen=True):
     """JSON Schema of its objects."""
 
 
-class Discovery(Shape, frozen=True):
+class Discovery(ResourceShape, frozen=True):
     kind: str
     revision: int
     caller: str
@@ -79,7 +79,7 @@ def discovered(catalogue: Catalogue, sight: Sight, revision: int) -> Discovery:
     )
 
 
-def _resource(entry: Entry, sight: Sight) -> DiscoveredResource:
+def _resource(entry: ResourceEntry, sight: Sight) -> DiscoveredResource:
     resource = entry.resource
     where = tuple(dict.fromkeys(scope for one in sorted(entry.permissions) for scope in sight.granted(one)))
     verbs = sorted(resource.verbs)
@@ -110,7 +110,7 @@ def _resource(entry: Entry, sight: Sight) -> DiscoveredResource:
     )
 
 
-def may_use(entry: Entry, verb: str, sight: Sight) -> bool:
+def may_use(entry: ResourceEntry, verb: str, sight: Sight) -> bool:
     """Whether the caller may use a verb in at least one scope."""
     if verb in WRITING:
         writing = [one.resource.write for one in entry.members]

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from fleetplane.fleet.resources import listing, objects, scopes
 from fleetplane.fleet.resources.access import Sight
-from fleetplane.fleet.resources.catalogue import Entry, Found
-from fleetplane.fleet.resources.declaration import Reading
-from fleetplane.fleet.resources.listing import ListQuery, Page
+from fleetplane.fleet.resources.catalogue import FoundObject, ResourceEntry
+from fleetplane.fleet.resources.declaration import ViewReader
+from fleetplane.fleet.resources.listing import ListQuery, ObjectPage
 from fleetplane.kernel.errors import InvalidArgument, NotFound
 
 BATCH = 100
@@ -19,7 +19,9 @@ SCANNED_MOST = 2000
 NAME_DIGITS = 18
 
 
-async def page(entry: Entry, reading: Reading, revision: int, query: ListQuery, sight: Sight) -> Page:
+async def page(
+    entry: ResourceEntry, reading: ViewReader, revision: int, query: ListQuery, sight: Sight
+) -> ObjectPage:
     """The newest that fit the selection, after those of the page before."""
     sight.check_list(entry.permissions, query.scope)
     if query.order:
@@ -42,14 +44,14 @@ async def page(entry: Entry, reading: Reading, revision: int, query: ListQuery, 
                 break
         else:
             if len(batch) < BATCH:
-                return Page(items=items, revision=began, following=None)
+                return ObjectPage(items=items, revision=began, following=None)
             continue
         break
     following = listing.encoded(query, began, ([], scopes.ROOT, str(before), ""))
-    return Page(items=items, revision=began, following=following)
+    return ObjectPage(items=items, revision=began, following=following)
 
 
-async def find(entry: Entry, reading: Reading, name: str, scope: str, sight: Sight) -> Found:
+async def find(entry: ResourceEntry, reading: ViewReader, name: str, scope: str, sight: Sight) -> FoundObject:
     """One of them, by its number."""
     sight.check_list(entry.permissions, scope)
     if name.isascii() and name.isdecimal() and len(name) <= NAME_DIGITS:
@@ -59,11 +61,13 @@ async def find(entry: Entry, reading: Reading, name: str, scope: str, sight: Sig
     raise NotFound(f"there is no {entry.resource.name} {name[:64]!r} at {scope}")
 
 
-async def _batch(entry: Entry, before: int | None, limit: int, reading: Reading) -> list[Found]:
+async def _batch(
+    entry: ResourceEntry, before: int | None, limit: int, reading: ViewReader
+) -> list[FoundObject]:
     (member,) = entry.members
     assert member.resource.latest is not None
     return [
-        Found(member=member, stored=one, called=objects.identity(member.resource, one, reading))
+        FoundObject(member=member, stored=one, called=objects.identity(member.resource, one, reading))
         for one in await member.resource.latest(member.running, before, limit)
     ]
 

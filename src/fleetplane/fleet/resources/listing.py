@@ -19,9 +19,9 @@ import msgspec
 
 from fleetplane.fleet.resources import scopes, selection
 from fleetplane.fleet.resources.access import Sight
-from fleetplane.fleet.resources.catalogue import Entry, Found
-from fleetplane.fleet.resources.declaration import Reading
-from fleetplane.fleet.resources.selection import Order, Rank, Selection
+from fleetplane.fleet.resources.catalogue import FoundObject, ResourceEntry
+from fleetplane.fleet.resources.declaration import ViewReader
+from fleetplane.fleet.resources.selection import ObjectSelection, Rank, SortOrder
 from fleetplane.kernel.errors import InvalidArgument
 
 LIMIT = 100
@@ -38,8 +38,8 @@ class ListQuery:
     """What a list is asked for."""
 
     scope: str = scopes.ROOT
-    selection: Selection = selection.EVERYTHING
-    order: tuple[Order, ...] = ()
+    selection: ObjectSelection = selection.EVERYTHING
+    order: tuple[SortOrder, ...] = ()
     limit: int = LIMIT
     after: str = ""
     """`continue` of the page before."""
@@ -48,7 +48,7 @@ class ListQuery:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
+class ObjectPage:
     """One page of objects in plain values."""
 
     items: Sequence[dict[str, Any]]
@@ -82,7 +82,9 @@ def list_query(values: Mapping[str, str], plural: str, *, limit: int) -> ListQue
     )
 
 
-async def page(entry: Entry, reading: Reading, revision: int, query: ListQuery, sight: Sight) -> Page:
+async def page(
+    entry: ResourceEntry, reading: ViewReader, revision: int, query: ListQuery, sight: Sight
+) -> ObjectPage:
     """The objects that a caller may see, at and below a scope.
 
     Others are served meanwhile: a selector may have to look at every object that there is.
@@ -92,7 +94,7 @@ async def page(entry: Entry, reading: Reading, revision: int, query: ListQuery, 
     key = _sort_key(query.order)
     last = key((list(token.ranks), token.scope, token.name, token.uid)) if token is not None else None
     looks = bool(query.order) or not query.selection.is_everything
-    rows: list[tuple[_Place, Found]] = []
+    rows: list[tuple[_Place, FoundObject]] = []
     for number, found in enumerate(entry.all(reading), start=1):
         if number % TURN == 0:
             await asyncio.sleep(0)
@@ -107,14 +109,14 @@ async def page(entry: Entry, reading: Reading, revision: int, query: ListQuery, 
     rows.sort(key=lambda row: key(row[0]))
     began = token.revision if token is not None else revision
     more = len(rows) > query.limit
-    return Page(
+    return ObjectPage(
         items=[found.shown(reading) for _, found in rows[: query.limit]],
         revision=began,
         following=encoded(query, began, rows[query.limit - 1][0]) if more else None,
     )
 
 
-def is_seen(found: Found, scope: str, sight: Sight) -> bool:
+def is_seen(found: FoundObject, scope: str, sight: Sight) -> bool:
     """Whether an object lies at or below a scope and the caller may read it."""
     where = found.called.scope
     return scopes.covers(scope, where) and sight.may(found.member.resource.permission, where)
@@ -124,11 +126,11 @@ _Place = tuple[list[Rank], str, str, str]
 """Of two objects that have the same name in one scope, the uid decides."""
 
 
-def _place(found: Found, shown: dict[str, Any], order: Sequence[Order]) -> _Place:
+def _place(found: FoundObject, shown: dict[str, Any], order: Sequence[SortOrder]) -> _Place:
     return selection.ranks(shown, order), found.called.scope, found.called.name, found.stored.uid
 
 
-def _sort_key(order: Sequence[Order]) -> Callable[[_Place], Any]:
+def _sort_key(order: Sequence[SortOrder]) -> Callable[[_Place], Any]:
     def compare(one: _Place, other: _Place) -> int:
         for key, left, right in zip(order, one[0], other[0], strict=True):
             if left != right:

@@ -14,17 +14,17 @@ from typing import NamedTuple
 from fleetplane.fleet.resources import scopes
 from fleetplane.fleet.resources.access import Sight
 from fleetplane.fleet.resources.catalogue import Catalogue
-from fleetplane.fleet.resources.declaration import Verb
+from fleetplane.fleet.resources.declaration import ResourceVerb
 from fleetplane.kernel.access import Permission
 from fleetplane.kernel.store import Store
 from fleetplane.kernel.telemetry import Telemetry
 
-TOLD_OF = frozenset({Verb.FIGURES, Verb.LOGS})
+TOLD_OF = frozenset({ResourceVerb.FIGURES, ResourceVerb.LOGS})
 PLACES_LIMIT = 20_000
 """Workspaces, groups, tenants and clusters that are remembered, about 200 bytes each."""
 
 
-class Mark(NamedTuple):
+class MeasuredMark(NamedTuple):
     """How far a watcher was told."""
 
     number: int
@@ -52,13 +52,13 @@ class Measurements:
         return f"<Measurements {self.mark} places={len(self._places)}>"
 
     @property
-    def mark(self) -> Mark:
+    def mark(self) -> MeasuredMark:
         """Another whenever something was measured anywhere."""
         if self._telemetry is None:
-            return Mark(0, 0)
-        return Mark(self._telemetry.news.number, self._telemetry.elsewhere)
+            return MeasuredMark(0, 0)
+        return MeasuredMark(self._telemetry.news.number, self._telemetry.elsewhere)
 
-    def is_news(self, after: Mark, watched: Collection[str], sight: Sight) -> bool:
+    def is_news(self, after: MeasuredMark, watched: Collection[str], sight: Sight) -> bool:
         """Whether something was measured after a mark that lies in a watched scope and may be read."""
         self._look()
         for permission, place in reversed(self._places):

@@ -11,12 +11,12 @@ from typing import Any
 
 import msgspec
 
-from fleetplane.fleet.resources.declaration import AnyPublicResource, Reading, Shape
+from fleetplane.fleet.resources.declaration import AnyPublicResource, ResourceShape, ViewReader
 from fleetplane.kernel.resources import AnyResource, Condition
 from fleetplane.kernel.values.times import spelled, spelled_or_null
 
 
-class ObjectMetadata(Shape, frozen=True):
+class ObjectMetadata(ResourceShape, frozen=True):
     name: str
     """Unique in its scope."""
     scope: str
@@ -31,7 +31,7 @@ class ObjectMetadata(Shape, frozen=True):
     created_at: str
 
 
-class ObjectCondition(Shape, frozen=True):
+class ObjectCondition(ResourceShape, frozen=True):
     """One finding about an object, such as `Ready` being `False`."""
 
     type: str
@@ -43,7 +43,7 @@ class ObjectCondition(Shape, frozen=True):
     observed_by: str
 
 
-class ObjectReference(Shape, frozen=True):
+class ObjectReference(ResourceShape, frozen=True):
     """Which object is meant."""
 
     resource: str
@@ -53,16 +53,16 @@ class ObjectReference(Shape, frozen=True):
     uid: str = ""
 
 
-class Identity(msgspec.Struct, frozen=True, kw_only=True):
+class ObjectIdentity(msgspec.Struct, frozen=True, kw_only=True):
     """What an object is called, and where it lies."""
 
     name: str
     scope: str
 
 
-def identity(resource: AnyPublicResource, stored: AnyResource, reading: Reading) -> Identity:
+def identity(resource: AnyPublicResource, stored: AnyResource, reading: ViewReader) -> ObjectIdentity:
     """What the object of a stored resource is called."""
-    return Identity(name=resource.named(stored, reading), scope=resource.place(stored, reading))
+    return ObjectIdentity(name=resource.named(stored, reading), scope=resource.place(stored, reading))
 
 
 def object_type(resource: AnyPublicResource) -> type[msgspec.Struct]:
@@ -107,7 +107,11 @@ def type_name(name: str) -> str:
 
 
 def shown(
-    resource: AnyPublicResource, stored: AnyResource, reading: Reading, *, called: Identity | None = None
+    resource: AnyPublicResource,
+    stored: AnyResource,
+    reading: ViewReader,
+    *,
+    called: ObjectIdentity | None = None,
 ) -> dict[str, Any]:
     """A stored resource as an object of the API, in plain values as JSON has them."""
     view = resource.view(stored, reading)

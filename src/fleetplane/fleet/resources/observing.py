@@ -18,10 +18,10 @@ import msgspec
 
 from fleetplane.fleet.figures import Figures, MeasuredSeries, Stretch
 from fleetplane.fleet.resources.access import Sight
-from fleetplane.fleet.resources.catalogue import Entry, Found
-from fleetplane.fleet.resources.declaration import LogCall, LogQuery, Reading, Shape
+from fleetplane.fleet.resources.catalogue import FoundObject, ResourceEntry
+from fleetplane.fleet.resources.declaration import LogCall, LogQuery, ResourceShape, ViewReader
 from fleetplane.fleet.resources.listing import is_seen
-from fleetplane.fleet.resources.selection import Selection
+from fleetplane.fleet.resources.selection import ObjectSelection
 from fleetplane.kernel.errors import FleetplaneError, InvalidArgument, NotFound, ResourceExhausted
 from fleetplane.kernel.values.times import NS, spelled
 from fleetplane.web import times
@@ -71,7 +71,7 @@ HISTORY_QUERY: Sequence[Query] = (
 )
 
 
-class ObjectFigures(Shape, frozen=True):
+class ObjectFigures(ResourceShape, frozen=True):
     """The latest figures of one object."""
 
     name: str
@@ -80,12 +80,12 @@ class ObjectFigures(Shape, frozen=True):
     values: Mapping[str, float]
 
 
-class FigureList(Shape, frozen=True):
+class FigureList(ResourceShape, frozen=True):
     kind: str
     items: Sequence[ObjectFigures]
 
 
-class FigurePoint(Shape, frozen=True):
+class FigurePoint(ResourceShape, frozen=True):
     """What was measured in one step."""
 
     at: str
@@ -95,7 +95,7 @@ class FigurePoint(Shape, frozen=True):
     highest: float
 
 
-class FigureSeries(Shape, frozen=True):
+class FigureSeries(ResourceShape, frozen=True):
     """One measure over time; steps in which nothing was measured are left out."""
 
     name: str
@@ -109,7 +109,7 @@ class FigureSeries(Shape, frozen=True):
     points: Sequence[FigurePoint]
 
 
-class FigureHistory(Shape, frozen=True):
+class FigureHistory(ResourceShape, frozen=True):
     """The figures of one object over time."""
 
     kind: str
@@ -152,7 +152,9 @@ class LogStreams:
                 hint="stop reading one of them",
             )
 
-    async def stream(self, found: Found, query: LogQuery, look: Callable[[], Sight]) -> AsyncGenerator[bytes]:
+    async def stream(
+        self, found: FoundObject, query: LogQuery, look: Callable[[], Sight]
+    ) -> AsyncGenerator[bytes]:
         """The events of one reader. `look` says what the caller may see now: no line is told without it."""
         caller, resource = look().caller_name, found.member.resource
         assert resource.logs is not None
@@ -177,7 +179,7 @@ def _problem(error: FleetplaneError) -> dict[str, object]:
     return {**told, "field": error.field} if error.field else told
 
 
-def readable(found: Found) -> Found:
+def readable(found: FoundObject) -> FoundObject:
     """The object, if its domain has a log of it: of one resource, not every domain's objects have one."""
     if found.member.resource.logs is None:
         raise NotFound(f"{found.called.name} has no log")
@@ -185,7 +187,7 @@ def readable(found: Found) -> Found:
 
 
 async def figures(
-    entry: Entry, reading: Reading, scope: str, selection: Selection, sight: Sight
+    entry: ResourceEntry, reading: ViewReader, scope: str, selection: ObjectSelection, sight: Sight
 ) -> FigureList:
     """The latest figures of the objects that a caller may see, of those that have any."""
     sight.check_list(entry.permissions, scope)
@@ -206,7 +208,7 @@ async def figures(
                 field="scope",
                 hint="ask for a scope below, or for labels",
             )
-        by_scope: dict[str, list[Found]] = {}
+        by_scope: dict[str, list[FoundObject]] = {}
         for found in chosen:
             by_scope.setdefault(found.stored.scope, []).append(found)
         for some in by_scope.values():  # names are unique in a scope only
@@ -225,7 +227,7 @@ def stretch(call: Call[Any], now_ns: int) -> Stretch:
     return asked
 
 
-async def history(found: Found, asked: Stretch) -> FigureHistory:
+async def history(found: FoundObject, asked: Stretch) -> FigureHistory:
     """What was measured of one object over time."""
     resource = found.member.resource
     if resource.history is None:
@@ -261,7 +263,7 @@ def _series(one: MeasuredSeries) -> FigureSeries:
     )
 
 
-def _shown(found: Found, measured: Figures) -> ObjectFigures:
+def _shown(found: FoundObject, measured: Figures) -> ObjectFigures:
     return ObjectFigures(
         name=found.called.name,
         scope=found.called.scope,

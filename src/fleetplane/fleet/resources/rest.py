@@ -35,8 +35,8 @@ from fleetplane.fleet.resources import (
 )
 from fleetplane.fleet.resources.access import ApiDoor, Sight
 from fleetplane.fleet.resources.acting import ActionAnswer, ObjectExplanation
-from fleetplane.fleet.resources.catalogue import Catalogue, Entry, Found
-from fleetplane.fleet.resources.declaration import Action, Verb
+from fleetplane.fleet.resources.catalogue import Catalogue, FoundObject, ResourceEntry
+from fleetplane.fleet.resources.declaration import ResourceAction, ResourceVerb
 from fleetplane.fleet.resources.discovery import Discovery
 from fleetplane.fleet.resources.tables import Table
 from fleetplane.fleet.resources.watching import Watching, WatchQuery, parsed_of
@@ -132,7 +132,7 @@ class ResourceRoutes:
             routes += self._routes(entry)
         return RouteTable(PREFIX, routes, strict_queries=True)
 
-    def _routes(self, entry: Entry) -> Iterator[Route]:
+    def _routes(self, entry: ResourceEntry) -> Iterator[Route]:
         resource = entry.resource
         about = {"tag": resource.plural, "permission": resource.permission}
         yield Route(
@@ -155,7 +155,7 @@ class ResourceRoutes:
             query=LIST_QUERY,
             **about,  # type: ignore[arg-type]
         )
-        if Verb.GET in resource.verbs:
+        if ResourceVerb.GET in resource.verbs:
             yield Route(
                 method="GET",
                 path=f"/{resource.plural}/{{name}}",
@@ -166,7 +166,7 @@ class ResourceRoutes:
                 query=(SCOPE,),
                 **about,  # type: ignore[arg-type]
             )
-        if Verb.EXPLAIN in resource.verbs:
+        if ResourceVerb.EXPLAIN in resource.verbs:
             yield Route(
                 method="GET",
                 path=f"/{resource.plural}/{{name}}/explain",
@@ -181,10 +181,10 @@ class ResourceRoutes:
         for action in entry.actions.values():
             yield self._action_route(entry, action)
 
-    def _observing_routes(self, entry: Entry) -> Iterator[Route]:
+    def _observing_routes(self, entry: ResourceEntry) -> Iterator[Route]:
         resource = entry.resource
         about = {"tag": resource.plural, "permission": resource.permission}
-        if Verb.LOGS in resource.verbs:
+        if ResourceVerb.LOGS in resource.verbs:
             yield Route(
                 method="GET",
                 path=f"/{resource.plural}/{{name}}/logs",
@@ -195,7 +195,7 @@ class ResourceRoutes:
                 query=(SCOPE, *observing.LOG_QUERY),
                 **about,  # type: ignore[arg-type]
             )
-        if Verb.FIGURES in resource.verbs:
+        if ResourceVerb.FIGURES in resource.verbs:
             yield Route(
                 method="GET",
                 path=f"/figures/{resource.plural}",
@@ -207,7 +207,7 @@ class ResourceRoutes:
                 **about,  # type: ignore[arg-type]
             )
 
-        if Verb.HISTORY in resource.verbs:
+        if ResourceVerb.HISTORY in resource.verbs:
             yield Route(
                 method="GET",
                 path=f"/{resource.plural}/{{name}}/figures",
@@ -218,7 +218,7 @@ class ResourceRoutes:
                 **about,  # type: ignore[arg-type]
             )
 
-    def _action_route(self, entry: Entry, action: Action) -> Route:
+    def _action_route(self, entry: ResourceEntry, action: ResourceAction) -> Route:
         resource = entry.resource
 
         async def handle(call: ApiCall) -> Answer[ActionAnswer]:
@@ -280,7 +280,7 @@ class ResourceRoutes:
         """What the caller of a request may see."""
         return Sight(self._door, call.caller)
 
-    def _lister(self, entry: Entry) -> Handler:
+    def _lister(self, entry: ResourceEntry) -> Handler:
         async def handle(call: ApiCall) -> Answer[Any]:
             page = await self.page(entry, call)
             if tables.CONTENT_TYPE in (call.headers.get("accept") or ""):
@@ -296,13 +296,13 @@ class ResourceRoutes:
 
         return handle
 
-    def _tabler(self, entry: Entry) -> Handler:
+    def _tabler(self, entry: ResourceEntry) -> Handler:
         async def handle(call: ApiCall) -> Answer[Any]:
             return _table(entry, await self.page(entry, call))
 
         return handle
 
-    async def page(self, entry: Entry, call: ApiCall) -> listing.Page:
+    async def page(self, entry: ResourceEntry, call: ApiCall) -> listing.ObjectPage:
         """The page that a request asks for."""
         limit = whole_number(call, "limit", default=listing.LIMIT, low=1, high=listing.LIMIT_MOST)
         query = listing.list_query(call.query, entry.resource.plural, limit=limit)
@@ -310,20 +310,20 @@ class ResourceRoutes:
             return await latest.page(entry, self._store, self._store.revision, query, self.sight(call))
         return await listing.page(entry, self._store, self._store.revision, query, self.sight(call))
 
-    def _getter(self, entry: Entry) -> Handler:
+    def _getter(self, entry: ResourceEntry) -> Handler:
         async def handle(call: ApiCall) -> Answer[Any]:
             found = await self.find(entry, call)
             return Answer(content=found.shown(self._store), headers={"etag": etag(found.stored)})
 
         return handle
 
-    def _explainer(self, entry: Entry) -> Handler:
+    def _explainer(self, entry: ResourceEntry) -> Handler:
         async def handle(call: ApiCall) -> Answer[ObjectExplanation]:
             return Answer(content=acting.explained(await self.find(entry, call), self._explanations))
 
         return handle
 
-    def _log_reader(self, entry: Entry) -> Callable[[ApiCall], Awaitable[Stream]]:
+    def _log_reader(self, entry: ResourceEntry) -> Callable[[ApiCall], Awaitable[Stream]]:
         async def handle(call: ApiCall) -> Stream:
             found = observing.readable(await self.find(entry, call))
             query = observing.log_query(call)
@@ -336,7 +336,7 @@ class ResourceRoutes:
 
         return handle
 
-    def _figurer(self, entry: Entry) -> Handler:
+    def _figurer(self, entry: ResourceEntry) -> Handler:
         async def handle(call: ApiCall) -> Answer[observing.FigureList]:
             scope, chosen = scopes.parsed(call.query.get("scope", "")), selection.selection(call.query)
             return Answer(
@@ -345,14 +345,14 @@ class ResourceRoutes:
 
         return handle
 
-    def _historian(self, entry: Entry) -> Handler:
+    def _historian(self, entry: ResourceEntry) -> Handler:
         async def handle(call: ApiCall) -> Answer[observing.FigureHistory]:
             asked = observing.stretch(call, self._clock.now_ns())
             return Answer(content=await observing.history(await self.find(entry, call), asked))
 
         return handle
 
-    async def find(self, entry: Entry, call: ApiCall) -> Found:
+    async def find(self, entry: ResourceEntry, call: ApiCall) -> FoundObject:
         """The object that a path names, if the caller may know of it."""
         for member in entry.members:  # an acknowledged write is seen
             if member.resource.is_stored:
@@ -363,7 +363,7 @@ class ResourceRoutes:
         return entry.find(self._store, call.path["name"], scope, self.sight(call))
 
 
-def _table(entry: Entry, page: listing.Page) -> Answer[Table]:
+def _table(entry: ResourceEntry, page: listing.ObjectPage) -> Answer[Table]:
     return Answer(content=tables.table(entry.resource, page), headers={"content-type": tables.CONTENT_TYPE})
 
 
@@ -385,7 +385,7 @@ def _named(name: str, handler: H) -> H:
     return handler
 
 
-def _body(action: Action, call: ApiCall) -> msgspec.Struct | None:
+def _body(action: ResourceAction, call: ApiCall) -> msgspec.Struct | None:
     """What an action takes; what was left out has its defaults."""
     if call.body is None and action.body is not None:
         return action.body()

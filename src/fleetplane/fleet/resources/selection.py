@@ -44,7 +44,7 @@ class FieldRequirement:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class SortOrder:
     """One key of an order."""
 
     path: str
@@ -52,7 +52,7 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class ObjectSelection:
     """What of a resource is asked for."""
 
     labels: Selector = EVERY_LABEL
@@ -69,16 +69,16 @@ class Selection:
         return not self.labels.requirements and not self.fields
 
 
-EVERYTHING = Selection()
+EVERYTHING = ObjectSelection()
 
 
-def selection(query: Mapping[str, str]) -> Selection:
+def selection(query: Mapping[str, str]) -> ObjectSelection:
     """The selection of a request; raises `InvalidArgument`."""
     labels = EVERY_LABEL
     if text := query.get("labels", "").strip():
         selectors.check(text, field="labels")
         labels = selectors.parse(text, field="labels")
-    return Selection(labels, fields(query.get("fields", "")))
+    return ObjectSelection(labels, fields(query.get("fields", "")))
 
 
 def fields(text: str) -> tuple[FieldRequirement, ...]:
@@ -104,7 +104,7 @@ def _field(part: str) -> FieldRequirement:
     return FieldRequirement(found["path"].strip(), found["op"] != "!=", found["value"].strip())
 
 
-def order(text: str) -> tuple[Order, ...]:
+def order(text: str) -> tuple[SortOrder, ...]:
     """The order of a list; by scope and name where nothing is asked for."""
     if not text.strip():
         return ()
@@ -116,7 +116,7 @@ def order(text: str) -> tuple[Order, ...]:
             raise InvalidArgument(
                 f"{part[:80]!r} is no path", field="sort", hint="write a path such as -metadata.createdAt"
             )
-    return tuple(Order(part.removeprefix("-"), part.startswith("-")) for part in parts)
+    return tuple(SortOrder(part.removeprefix("-"), part.startswith("-")) for part in parts)
 
 
 def _is_path(text: str) -> bool:
@@ -143,6 +143,6 @@ def rank(value: Any) -> Rank:
     return (2, text_of(value))
 
 
-def ranks(shown: Mapping[str, Any], keys: Sequence[Order]) -> list[Rank]:
+def ranks(shown: Mapping[str, Any], keys: Sequence[SortOrder]) -> list[Rank]:
     """The place of an object in an order, key by key."""
     return [rank(at(shown, key.path)) for key in keys]

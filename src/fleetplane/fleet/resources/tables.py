@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from fleetplane.fleet.resources.declaration import AnyPublicResource, Column, Shape
-from fleetplane.fleet.resources.listing import Page
+from fleetplane.fleet.resources.declaration import AnyPublicResource, Column, ResourceShape
+from fleetplane.fleet.resources.listing import ObjectPage
 from fleetplane.fleet.resources.objects import ObjectReference, at
 
 CONTENT_TYPE = "application/vnd.fleetplane.table+json"
@@ -17,7 +17,7 @@ Shown = Mapping[str, Any]
 """An object in plain values."""
 
 
-class TableColumn(Shape, frozen=True):
+class TableColumn(ResourceShape, frozen=True):
     title: str
     type: str
     """`text`, `number`, or `age`: the cell is a moment, to be shown as the time since then."""
@@ -25,7 +25,7 @@ class TableColumn(Shape, frozen=True):
     """Shown only where there is room, or where more is asked for."""
 
 
-class TableRow(Shape, frozen=True):
+class TableRow(ResourceShape, frozen=True):
     cells: Sequence[Cell]
     object: ObjectReference
 
@@ -36,7 +36,7 @@ class FullRow(TableRow, frozen=True):
     value: Mapping[str, Any]
 
 
-class Table(Shape, frozen=True):
+class Table(ResourceShape, frozen=True):
     kind: str
     columns: Sequence[TableColumn]
     rows: Sequence[TableRow]
@@ -54,7 +54,7 @@ def cells_of(resource: AnyPublicResource, shown: Mapping[str, Any]) -> Sequence[
     return [_cell(column, shown) for column in resource.columns]
 
 
-def table(resource: AnyPublicResource, page: Page) -> Table:
+def table(resource: AnyPublicResource, page: ObjectPage) -> Table:
     """A page of a list as a table."""
     return Table(
         kind="table",

@@ -27,12 +27,12 @@ import msgspec
 from fleetplane.fleet.feeds.ring import WHOLE, Missed
 from fleetplane.fleet.resources import listing, scopes, selection, tables
 from fleetplane.fleet.resources.access import Sight
-from fleetplane.fleet.resources.catalogue import Catalogue, Entry, Found
-from fleetplane.fleet.resources.changes import Change, Changes, Version
-from fleetplane.fleet.resources.computed import GrowingFeed, Observations
-from fleetplane.fleet.resources.declaration import AnyPublicResource, Verb
+from fleetplane.fleet.resources.catalogue import Catalogue, FoundObject, ResourceEntry
+from fleetplane.fleet.resources.changes import ChangeRing, EntryChange, Version
+from fleetplane.fleet.resources.computed import ComputedObservations, GrowingFeed
+from fleetplane.fleet.resources.declaration import AnyPublicResource, ResourceVerb
 from fleetplane.fleet.resources.measuring import Measurements
-from fleetplane.fleet.resources.selection import Selection
+from fleetplane.fleet.resources.selection import ObjectSelection
 from fleetplane.kernel.errors import Compacted, FleetplaneError, InvalidArgument, ResourceExhausted
 from fleetplane.kernel.events import EventType
 from fleetplane.kernel.store import Store
@@ -58,9 +58,9 @@ STREAMS = 2048
 class WatchQuery:
     """What is watched."""
 
-    wanted: Sequence[tuple[Entry, str]]
+    wanted: Sequence[tuple[ResourceEntry, str]]
     """Resources, each with the scope at and below which it is watched."""
-    selection: Selection = selection.EVERYTHING
+    selection: ObjectSelection = selection.EVERYTHING
     after: int | None = None
     as_table: bool = False
     with_objects: bool = False
@@ -69,12 +69,12 @@ class WatchQuery:
     """Also tell when something was measured that lies in what is watched and that the caller may read."""
 
 
-def parsed_of(text: str, catalogue: Catalogue, sight: Sight) -> Sequence[tuple[Entry, str]]:
+def parsed_of(text: str, catalogue: Catalogue, sight: Sight) -> Sequence[tuple[ResourceEntry, str]]:
     """Resources and scopes such as `gpus,instances@/tenants/acme`; `*` are all that the caller may read."""
     hint = "write resources with commas between them, such as gpus,instances@/tenants/acme"
     if text.count(",") >= OF_LIMIT:
         raise InvalidArgument(f"names more than {OF_LIMIT} resources", field="of", hint=hint)
-    found: dict[tuple[str, str], tuple[Entry, str]] = {}
+    found: dict[tuple[str, str], tuple[ResourceEntry, str]] = {}
     for part in text.split(","):
         word, _, where = part.strip().partition("@")
         if not word:
@@ -82,7 +82,7 @@ def parsed_of(text: str, catalogue: Catalogue, sight: Sight) -> Sequence[tuple[E
         scope = scopes.parsed(where, field="of")
         if word == ALL:
             sight.check_touches(scope)
-            named: Sequence[Entry] = [
+            named: Sequence[ResourceEntry] = [
                 one
                 for one in catalogue.entries
                 if is_watched(one) and one.resource.latest is None and sight.sees(one.permissions, scope)
@@ -97,12 +97,12 @@ def parsed_of(text: str, catalogue: Catalogue, sight: Sight) -> Sequence[tuple[E
     return tuple(found.values())
 
 
-def is_watched(entry: Entry) -> bool:
+def is_watched(entry: ResourceEntry) -> bool:
     """Whether a resource can be watched."""
-    return Verb.WATCH in entry.resource.verbs
+    return ResourceVerb.WATCH in entry.resource.verbs
 
 
-def told(change: Change, query: WatchQuery, sight: Sight) -> str:
+def told(change: EntryChange, query: WatchQuery, sight: Sight) -> str:
     """What one watcher is told of a change: the type of an event, or nothing.
 
     Raises `Compacted` where the log does not say whether the watcher knew the object.
@@ -136,7 +136,7 @@ def told(change: Change, query: WatchQuery, sight: Sight) -> str:
     return "deleted" if had else ""
 
 
-def _told_from_log(change: Change, reaches: Callable[[Version], bool], *, had: bool, has: bool) -> str:
+def _told_from_log(change: EntryChange, reaches: Callable[[Version], bool], *, had: bool, has: bool) -> str:
     version = change.after or change.before
     assert version is not None
     if has:
@@ -157,8 +157,8 @@ class Watching:
     def __init__(
         self,
         store: Store,
-        changes: Changes,
-        observations: Observations,
+        changes: ChangeRing,
+        observations: ComputedObservations,
         measurements: Measurements,
     ) -> None:
         self._store = store
@@ -329,10 +329,10 @@ class _Unstored:
         ]
         growing = {entry.resource.plural: entry for entry, _ in query.wanted if entry.resource.latest}
         self._feeds = [GrowingFeed(store, entry) for entry in growing.values()]
-        self._observations: Observations | None = None
+        self._observations: ComputedObservations | None = None
         self._position = 0
 
-    async def begin(self, observations: Observations) -> None:
+    async def begin(self, observations: ComputedObservations) -> None:
         """Take the place from which to go on; raises `Compacted` where that is not known any more."""
         after = self._query.after
         for feed in self._feeds:
@@ -392,7 +392,7 @@ async def _idle(bell: asyncio.Event) -> bool:
     return False
 
 
-def _told(change: Change, query: WatchQuery, sight: Sight, *, mark: int | None = None) -> bytes:
+def _told(change: EntryChange, query: WatchQuery, sight: Sight, *, mark: int | None = None) -> bytes:
     """The event of a change, with the id `mark` where that is not the change's revision."""
     word = told(change, query, sight)
     if not word:
@@ -411,7 +411,7 @@ def _told(change: Change, query: WatchQuery, sight: Sight, *, mark: int | None =
     return _event(word, change.encoded_before if gone else change.encoded_after, mark=mark)
 
 
-def _content(found: Found, shown: dict[str, object], query: WatchQuery) -> bytes:
+def _content(found: FoundObject, shown: dict[str, object], query: WatchQuery) -> bytes:
     if query.as_table:
         return _row(found.member.resource, shown, query)
     return msgspec.json.encode(shown)

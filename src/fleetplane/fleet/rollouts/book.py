@@ -10,7 +10,7 @@ from fleetplane.fleet.rollouts.records import (
     Rollout,
     RolloutSpec,
     RolloutStatus,
-    TargetSpec,
+    RolloutTargetSpec,
     records_of,
     status_of,
     targets_scope,
@@ -18,8 +18,8 @@ from fleetplane.fleet.rollouts.records import (
 from fleetplane.kernel.access import EVERYWHERE, covers
 from fleetplane.kernel.errors import Conflict, FailedPrecondition, NotFound
 from fleetplane.kernel.resources import AnyKind, Key
-from fleetplane.kernel.rollout.orders import Ordered
-from fleetplane.kernel.rollout.states import ENDED, Status, TargetRecord, counted
+from fleetplane.kernel.rollout.orders import OrderedChange
+from fleetplane.kernel.rollout.states import ENDED, RolloutStanding, TargetRecord, counted
 from fleetplane.kernel.store import ABSENT, Draft, Store
 
 KEEP_SECONDS = 90 * 86_400.0
@@ -73,7 +73,7 @@ class RolloutBook:
         spec: RolloutSpec,
         targets: Mapping[str, tuple[str, TargetRecord]],
         *,
-        ending: tuple[Rollout, Ordered] | None,
+        ending: tuple[Rollout, OrderedChange] | None,
     ) -> Rollout:
         """Write a rollout with its targets, by name with their titles, and the end of one it supersedes.
 
@@ -88,7 +88,12 @@ class RolloutBook:
                 _check_is_only_one(draft, scope, spec.subject)
             for target, (title, record) in targets.items():
                 draft.put(
-                    ROLLOUT_TARGET, below, target, spec=TargetSpec(title=title), status=record, expect=ABSENT
+                    ROLLOUT_TARGET,
+                    below,
+                    target,
+                    spec=RolloutTargetSpec(title=title),
+                    status=record,
+                    expect=ABSENT,
                 )
             status = RolloutStatus(counts=counted(record for _, record in targets.values()))
             return draft.put(ROLLOUT, scope, name, spec=spec, status=status, expect=ABSENT)
@@ -102,7 +107,7 @@ class RolloutBook:
     async def write(
         self,
         rollout: Rollout,
-        made: Ordered,
+        made: OrderedChange,
         *,
         actor: str,
         action: str,
@@ -122,7 +127,7 @@ class RolloutBook:
     async def order(
         self,
         rollout: Rollout,
-        decide: Callable[[Status, Mapping[str, TargetRecord]], Ordered],
+        decide: Callable[[RolloutStanding, Mapping[str, TargetRecord]], OrderedChange],
         *,
         actor: str,
         action: str,
@@ -197,19 +202,21 @@ def _check_is_only_one(draft: Draft, scope: str, subject: str) -> None:
             raise Conflict(f"rollout {one.name} was started meanwhile")
 
 
-def _keys(rollout: Rollout, made: Ordered) -> list[Key]:
+def _keys(rollout: Rollout, made: OrderedChange) -> list[Key]:
     below = targets_scope(rollout.scope, rollout.name)
     return [rollout.key, *(ROLLOUT_TARGET.key(below, name) for name in made.changes)]
 
 
-def _write(draft: Draft, rollout: Rollout, made: Ordered, titles: Mapping[str, str] | None = None) -> Rollout:
+def _write(
+    draft: Draft, rollout: Rollout, made: OrderedChange, titles: Mapping[str, str] | None = None
+) -> Rollout:
     below = targets_scope(rollout.scope, rollout.name)
     current = draft.get(ROLLOUT, rollout.scope, rollout.name)
     if current is None or current.revision != rollout.revision:
         raise Conflict(f"rollout {rollout.name} went on meanwhile")
     for name, record in made.changes.items():
         known = draft.get(ROLLOUT_TARGET, below, name)
-        spec = known.spec if known is not None else TargetSpec(title=(titles or {}).get(name, name))
+        spec = known.spec if known is not None else RolloutTargetSpec(title=(titles or {}).get(name, name))
         draft.put(ROLLOUT_TARGET, below, name, spec=spec, status=record)
     assert isinstance(made.status, RolloutStatus)
     return draft.put(ROLLOUT, rollout.scope, rollout.name, spec=rollout.spec, status=made.status)

@@ -19,7 +19,7 @@ from fleetplane.fleet import freeze as freezing
 from fleetplane.fleet import selectors
 from fleetplane.fleet.freeze import Freezes
 from fleetplane.fleet.rollouts.book import RolloutBook
-from fleetplane.fleet.rollouts.gates import PROBE, Asked, GateSources, Measured
+from fleetplane.fleet.rollouts.gates import PROBE, GateQuestion, GateSources, Measured
 from fleetplane.fleet.rollouts.records import (
     Rollout,
     RolloutStatus,
@@ -27,18 +27,18 @@ from fleetplane.fleet.rollouts.records import (
     records_of,
     status_of,
 )
-from fleetplane.fleet.rollouts.subject import Period, Subject
+from fleetplane.fleet.rollouts.subject import Period, VersionedSubject
 from fleetplane.kernel.access import covers
 from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import Conflict
-from fleetplane.kernel.reconcile import Reason, Reconciler, Result
+from fleetplane.kernel.reconcile import PassResult, Reason, Reconciler
 from fleetplane.kernel.resources import AnyKind
-from fleetplane.kernel.rollout.facts import Facts, Reading
-from fleetplane.kernel.rollout.orders import Ordered
+from fleetplane.kernel.rollout.facts import GateMeasurement, RolloutFacts
+from fleetplane.kernel.rollout.orders import OrderedChange
 from fleetplane.kernel.rollout.passes import ACTOR, Decision, decide
 from fleetplane.kernel.rollout.policy import Gate
-from fleetplane.kernel.rollout.states import ENDED, Phase, TargetRecord, TargetState
+from fleetplane.kernel.rollout.states import ENDED, RolloutPhase, TargetRecord, TargetState
 from fleetplane.kernel.store import Store, follow
 from fleetplane.kernel.values.times import NS
 
@@ -66,7 +66,7 @@ class RolloutDriver:
         store: Store,
         clock: Clock,
         book: RolloutBook,
-        subjects: Iterable[Subject],
+        subjects: Iterable[VersionedSubject],
         freezes: Freezes,
         sources: GateSources | None = None,
     ) -> None:
@@ -128,20 +128,20 @@ class RolloutDriver:
 
     # Looking.
 
-    async def pass_over(self, key: str) -> Result:
+    async def pass_over(self, key: str) -> PassResult:
         """Look at one rollout, by its key, and do what is due."""
         scope, _, name = key.rpartition("|")
         rollout = self._book.find(scope, name)
         if rollout is None:
-            return Result()
+            return PassResult()
         subject = self.subjects.get(rollout.spec.subject)
         if subject is None:
             message = f"{rollout.spec.subject} does not run on this server"
-            return Result(explanation=(Reason(code="NO_SUBJECT", message=message),))
+            return PassResult(explanation=(Reason(code="NO_SUBJECT", message=message),))
         if status_of(rollout).phase in ENDED:
             return await self._settle(rollout, subject)
         frozen = self._freezes.holding(subject.domain, rollout.scope)
-        facts = Facts(
+        facts = RolloutFacts(
             targets=subject.targets(rollout.scope),
             gates=await self._readings(rollout, subject),
             frozen=freezing.message(frozen) if frozen is not None else "",
@@ -153,7 +153,7 @@ class RolloutDriver:
         try:
             rollout = await self._write(rollout, made, facts)
         except Conflict:  # somebody ordered something meanwhile
-            return Result(explanation=made.reasons, requeue_after_seconds=0.0)
+            return PassResult(explanation=made.reasons, requeue_after_seconds=0.0)
         if frozen is None:
             await self._carry_out(rollout, subject, made, {**records, **made.changes})
         if made.status.phase in ENDED:
@@ -162,9 +162,9 @@ class RolloutDriver:
         after = (
             LOOK_SECONDS if made.look_after_seconds is None else min(LOOK_SECONDS, made.look_after_seconds)
         )
-        return Result(explanation=made.reasons, requeue_after_seconds=0.0 if moved_on else after)
+        return PassResult(explanation=made.reasons, requeue_after_seconds=0.0 if moved_on else after)
 
-    async def _write(self, rollout: Rollout, made: Decision, facts: Facts) -> Rollout:
+    async def _write(self, rollout: Rollout, made: Decision, facts: RolloutFacts) -> Rollout:
         before = status_of(rollout)
         if made.status == before and not made.changes:
             return rollout
@@ -174,7 +174,7 @@ class RolloutDriver:
         )
         done = await self._book.write(
             rollout,
-            Ordered(status=made.status, changes=made.changes),
+            OrderedChange(status=made.status, changes=made.changes),
             actor=ACTOR,
             action=action,
             titles=titles,
@@ -198,24 +198,24 @@ class RolloutDriver:
                 wave=after.wave,
                 reason=one.reason,
             )
-            if one.after is Phase.HALTED:
+            if one.after is RolloutPhase.HALTED:
                 self.halts[after.halt[0].code] += 1
         if after.phase in ENDED:
             self.outcomes.update(after.counts)
 
-    async def _readings(self, rollout: Rollout, subject: Subject) -> Mapping[str, Reading]:
-        if status_of(rollout).phase is not Phase.SOAKING:
+    async def _readings(self, rollout: Rollout, subject: VersionedSubject) -> Mapping[str, GateMeasurement]:
+        if status_of(rollout).phase is not RolloutPhase.SOAKING:
             return {}
         return {gate.name: await self._reading(rollout, subject, gate) for gate in rollout.spec.policy.gates}
 
-    async def _reading(self, rollout: Rollout, subject: Subject, gate: Gate) -> Reading:
+    async def _reading(self, rollout: Rollout, subject: VersionedSubject, gate: Gate) -> GateMeasurement:
         """A gate's measurement of the targets that have moved; nothing where it cannot be had."""
         status, window_ns = status_of(rollout), round(gate.window_seconds * NS)
         moved = [name for name, one in records_of(self._store, rollout).items() if one.state is T.CONFIRMED]
         now_ns, started_ns = self._clock.now_ns(), rollout.spec.started_at_ns
         current = Period(from_ns=max(now_ns - window_ns, status.soak_started_at_ns), to_ns=now_ns)
         earlier = Period(from_ns=started_ns - window_ns, to_ns=started_ns)
-        asked = Asked(
+        asked = GateQuestion(
             rollout=rollout.name,
             subject=subject,
             scope=rollout.scope,
@@ -230,9 +230,11 @@ class RolloutDriver:
         baseline = Measured()
         if gate.max_increase is not None and value.value is not None:
             baseline = await self.sources.measure(replace(asked, period=earlier))
-        return Reading(value=value.value, baseline=baseline.value, problem=value.problem or baseline.problem)
+        return GateMeasurement(
+            value=value.value, baseline=baseline.value, problem=value.problem or baseline.problem
+        )
 
-    async def _probe(self, asked: Asked) -> Measured:
+    async def _probe(self, asked: GateQuestion) -> Measured:
         """A probe, at most once a window of its gate for the same targets."""
         key, targets, now_ns = (asked.rollout, asked.gate), frozenset(asked.targets), self._clock.now_ns()
         known = self._probed.get(key)
@@ -246,35 +248,37 @@ class RolloutDriver:
     # Doing.
 
     async def _carry_out(
-        self, rollout: Rollout, subject: Subject, made: Decision, records: Mapping[str, TargetRecord]
+        self, rollout: Rollout, subject: VersionedSubject, made: Decision, records: Mapping[str, TargetRecord]
     ) -> None:
         to = rollout.spec.to
         versions = {name: to if wants_new(one) else one.before for name, one in records.items()}
         if any(one.moved for one in records.values()):
-            back = status_of(rollout).phase in (Phase.ROLLING_BACK, Phase.ROLLED_BACK)
+            back = status_of(rollout).phase in (RolloutPhase.ROLLING_BACK, RolloutPhase.ROLLED_BACK)
             default = rollout.spec.default_before if back else ""
             await subject.steer(rollout.scope, versions, rollout=rollout.name, default=default)
         if again := [name for name in made.asked if records[name].attempts > 1]:
             await subject.again(rollout.scope, again)
 
-    async def _settle(self, rollout: Rollout, subject: Subject) -> Result:
+    async def _settle(self, rollout: Rollout, subject: VersionedSubject) -> PassResult:
         """Let the subject know how it ended, once."""
         status = status_of(rollout)
         for gate in rollout.spec.policy.gates:
             self._probed.pop((rollout.name, gate.name), None)
         if status.settled == status.phase:
-            return Result()
+            return PassResult()
         if (frozen := self._freezes.holding(subject.domain, rollout.scope)) is not None:
-            return Result(explanation=(freezing.reason(frozen),), requeue_after_seconds=LOOK_SECONDS)
-        if status.phase is Phase.DONE:
+            return PassResult(explanation=(freezing.reason(frozen),), requeue_after_seconds=LOOK_SECONDS)
+        if status.phase is RolloutPhase.DONE:
             held = policy_for(self._store, subject.name, rollout.scope) is not None
             await subject.settle(rollout.scope, rollout.spec.to, rollout=rollout.name, held=held)
         after = msgspec.structs.replace(status, settled=status.phase)
         try:
-            await self._book.write(rollout, Ordered(status=after), actor=ACTOR, action="rollout.settled")
+            await self._book.write(
+                rollout, OrderedChange(status=after), actor=ACTOR, action="rollout.settled"
+            )
         except Conflict:
-            return Result(requeue_after_seconds=0.0)
-        return Result()
+            return PassResult(requeue_after_seconds=0.0)
+        return PassResult()
 
 
 def wants_new(record: TargetRecord) -> bool:

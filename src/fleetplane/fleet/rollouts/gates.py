@@ -25,7 +25,7 @@ import httpx
 import msgspec
 import structlog
 
-from fleetplane.fleet.rollouts.subject import Period, Subject
+from fleetplane.fleet.rollouts.subject import Period, VersionedSubject
 from fleetplane.kernel.errors import FleetplaneError, InvalidArgument
 from fleetplane.kernel.http_answers import IDENTITY, bounded_body
 from fleetplane.kernel.values.times import NS, spelled
@@ -44,11 +44,11 @@ PROBE_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class GateQuestion:
     """For what a gate is measured."""
 
     rollout: str
-    subject: Subject
+    subject: VersionedSubject
     scope: str
     to: str
     wave: int
@@ -87,7 +87,7 @@ class GateSources:
     def __repr__(self) -> str:
         return f"<GateSources probes={len(self._probes)} webhooks={len(self._origins)}>"
 
-    def check(self, subject: Subject, query: str, *, scope: str, field: str) -> None:
+    def check(self, subject: VersionedSubject, query: str, *, scope: str, field: str) -> None:
         """Refuse a query that could never be answered here, or that rollouts of a scope may not ask."""
         if len(query) > QUERY_LIMIT:
             raise InvalidArgument(f"has {len(query)} characters, more than {QUERY_LIMIT}", field=field)
@@ -138,7 +138,7 @@ class GateSources:
                 hint="list the origin in rollouts.webhook_origins",
             )
 
-    async def measure(self, asked: Asked) -> Measured:
+    async def measure(self, asked: GateQuestion) -> Measured:
         """A gate's measurement, or why there is none. Raises nothing."""
         try:
             self.check(asked.subject, asked.query, scope=asked.scope, field="query")
@@ -153,10 +153,10 @@ class GateSources:
         log.warning("rollouts.gate_failed", rollout=asked.rollout, gate=asked.gate, error=problem)
         return Measured(problem=problem)
 
-    def _more(self, asked: Asked) -> float:
+    def _more(self, asked: GateQuestion) -> float:
         return PROBE_SECONDS if asked.query.startswith(PROBE) else 0.0
 
-    async def _measure(self, asked: Asked) -> Measured:
+    async def _measure(self, asked: GateQuestion) -> Measured:
         query = asked.query
         if query.startswith(PROMETHEUS):
             source = self._prometheus_of(asked.scope, "query")
@@ -182,7 +182,7 @@ class GateSources:
 
     # Webhooks.
 
-    async def _webhook(self, url: str, asked: Asked) -> Measured:
+    async def _webhook(self, url: str, asked: GateQuestion) -> Measured:
         content = {
             "rollout": asked.rollout,
             "subject": asked.subject.name,
@@ -225,7 +225,7 @@ class _Data(msgspec.Struct, frozen=True, rename="camel"):
     result: msgspec.Raw
 
 
-class _Answer(msgspec.Struct, frozen=True):
+class _GateAnswer(msgspec.Struct, frozen=True):
     status: str
     data: _Data
 
@@ -233,7 +233,7 @@ class _Answer(msgspec.Struct, frozen=True):
 def vector_value(body: bytes) -> Measured:
     """The one number of an answer of Prometheus: a scalar, or a vector of exactly one series."""
     try:
-        answer = msgspec.json.decode(body, type=_Answer)
+        answer = msgspec.json.decode(body, type=_GateAnswer)
         if answer.data.result_type == "scalar":
             samples = [msgspec.json.decode(answer.data.result, type=tuple[float, str])]
         elif answer.data.result_type == "vector":
@@ -267,7 +267,7 @@ def webhook_value(body: bytes) -> Measured:
     return Measured(problem="the answer has neither value nor passed")
 
 
-async def _probed(command: Sequence[str], asked: Asked) -> Measured:
+async def _probed(command: Sequence[str], asked: GateQuestion) -> Measured:
     assert isinstance(asked.subject, Prober)
     if not asked.targets:
         return Measured(problem="no target has moved")

@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 
 from fleetplane.fleet.rollouts.records import status_of
 from fleetplane.fleet.rollouts.rollouts import Rollouts
-from fleetplane.kernel.rollout.states import ENDED, OUTCOMES, Phase
+from fleetplane.kernel.rollout.states import ENDED, OUTCOMES, RolloutPhase
 
 PREFIX = "fleetplane_rollout"
 
@@ -24,7 +24,7 @@ class RolloutCollector(Collector):
         gauge = GaugeMetricFamily(
             f"{PREFIX}s_open", "Rollouts that have not ended, by phase", labels=["phase"]
         )
-        for phase in Phase:
+        for phase in RolloutPhase:
             if phase not in ENDED:
                 gauge.add_metric([phase], found[phase])
         yield gauge

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fleetplane.fleet.rollouts.driver import matches
-from fleetplane.fleet.rollouts.gates import PROBE, WEBHOOK, Asked, GateSources, Measured
+from fleetplane.fleet.rollouts.gates import PROBE, WEBHOOK, GateQuestion, GateSources, Measured
 from fleetplane.fleet.rollouts.subject import Period
-from fleetplane.kernel.rollout.facts import Reading, TargetFact, breach
+from fleetplane.kernel.rollout.facts import GateMeasurement, TargetFact, breach
 from fleetplane.kernel.rollout.policy import Gate, Policy
 from fleetplane.kernel.rollout.waves import preview
 from fleetplane.kernel.values.times import NS
@@ -30,7 +30,7 @@ class Rehearsed:
     """A gate, on the facts of the last hour."""
 
     gate: Gate
-    reading: Reading
+    reading: GateMeasurement
     message: str
     """Why it is not passed, or was not rehearsed; empty if it is passed."""
 
@@ -62,11 +62,11 @@ def planned_waves(policy: Policy, moving: Mapping[str, TargetFact]) -> Sequence[
     ]
 
 
-async def rehearsed(sources: GateSources, gate: Gate, asked: Asked) -> Rehearsed:
+async def rehearsed(sources: GateSources, gate: Gate, asked: GateQuestion) -> Rehearsed:
     """A gate on the last hour, against the hour before it. What acts on others is left out."""
     if gate.query.startswith((WEBHOOK, PROBE)):
         message = f"gate {gate.name}: webhooks and probes are not rehearsed"
-        return Rehearsed(gate=gate, reading=Reading(), message=message)
+        return Rehearsed(gate=gate, reading=GateMeasurement(), message=message)
     now_ns = asked.period.to_ns
     current = Period(from_ns=now_ns - REHEARSED_NS, to_ns=now_ns)
     asked = replace(asked, gate=gate.name, query=gate.query, period=current)
@@ -74,5 +74,7 @@ async def rehearsed(sources: GateSources, gate: Gate, asked: Asked) -> Rehearsed
     if gate.max_increase is not None:
         earlier = Period(from_ns=now_ns - 2 * REHEARSED_NS, to_ns=now_ns - REHEARSED_NS)
         before = await sources.measure(replace(asked, period=earlier))
-    reading = Reading(value=value.value, baseline=before.value, problem=value.problem or before.problem)
+    reading = GateMeasurement(
+        value=value.value, baseline=before.value, problem=value.problem or before.problem
+    )
     return Rehearsed(gate=gate, reading=reading, message=breach(gate, reading))

@@ -15,7 +15,7 @@ import msgspec
 
 from fleetplane.kernel.resources import Kind, Nothing, Resource
 from fleetplane.kernel.rollout.policy import Policy
-from fleetplane.kernel.rollout.states import Status, TargetRecord
+from fleetplane.kernel.rollout.states import RolloutStanding, TargetRecord
 from fleetplane.kernel.store import Draft, Store
 
 
@@ -39,12 +39,12 @@ class RolloutSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The version that whoever came new was to have, for going back."""
 
 
-class RolloutStatus(Status, frozen=True, kw_only=True):
+class RolloutStatus(RolloutStanding, frozen=True, kw_only=True):
     settled: str = ""
     """The phase in which it ended, once its subject knows."""
 
 
-class TargetSpec(msgspec.Struct, frozen=True, kw_only=True):
+class RolloutTargetSpec(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     """Its name for people."""
 
@@ -80,11 +80,13 @@ class KeptSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Rollout = Resource[RolloutSpec, RolloutStatus]
-RolloutTarget = Resource[TargetSpec, TargetRecord]
+RolloutTarget = Resource[RolloutTargetSpec, TargetRecord]
 RolloutPolicy = Resource[PolicySpec, Nothing]
 
 ROLLOUT: Kind[RolloutSpec, RolloutStatus] = Kind("rollout", RolloutSpec, RolloutStatus)
-ROLLOUT_TARGET: Kind[TargetSpec, TargetRecord] = Kind("rollout-target", TargetSpec, TargetRecord)
+ROLLOUT_TARGET: Kind[RolloutTargetSpec, TargetRecord] = Kind(
+    "rollout-target", RolloutTargetSpec, TargetRecord
+)
 ROLLOUT_POLICY: Kind[PolicySpec, Nothing] = Kind("rollout-policy", PolicySpec, Nothing)
 HOLD: Kind[HoldSpec, Nothing] = Kind("rollout-hold", HoldSpec, Nothing)
 KEPT: Kind[KeptSpec, Nothing] = Kind("rollout-version", KeptSpec, Nothing, is_secret=True)

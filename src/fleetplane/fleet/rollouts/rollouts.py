@@ -13,7 +13,7 @@ from fleetplane.fleet import selectors
 from fleetplane.fleet.freeze import Freezes
 from fleetplane.fleet.rollouts.book import TRIES, RolloutBook, check_is_last, no_check
 from fleetplane.fleet.rollouts.driver import LOOK_SECONDS, RolloutDriver, key_of
-from fleetplane.fleet.rollouts.gates import Asked, GateSources
+from fleetplane.fleet.rollouts.gates import GateQuestion, GateSources
 from fleetplane.fleet.rollouts.planning import Planned, planned_waves, rehearsed
 from fleetplane.fleet.rollouts.records import (
     ROLLOUT,
@@ -29,7 +29,7 @@ from fleetplane.fleet.rollouts.records import (
     status_of,
     targets_scope,
 )
-from fleetplane.fleet.rollouts.subject import HasObjects, Period, Replaces, Subject
+from fleetplane.fleet.rollouts.subject import HasObjects, Period, Replaces, VersionedSubject
 from fleetplane.kernel.access import covers
 from fleetplane.kernel.actors import who
 from fleetplane.kernel.boundary import Boundary
@@ -41,13 +41,13 @@ from fleetplane.kernel.errors import (
     NotFound,
     ResourceExhausted,
 )
-from fleetplane.kernel.reconcile import Explanation, Reason, Reconciler, Result
+from fleetplane.kernel.reconcile import Explanation, PassResult, Reason, Reconciler
 from fleetplane.kernel.resources import AnyKind
 from fleetplane.kernel.rollout import orders
-from fleetplane.kernel.rollout.orders import Order, Ordered
+from fleetplane.kernel.rollout.orders import OrderedChange, RolloutOrder
 from fleetplane.kernel.rollout.passes import ACTOR
 from fleetplane.kernel.rollout.policy import LABEL, Policy
-from fleetplane.kernel.rollout.states import ENDED, TEXT_LIMIT, Status, TargetRecord
+from fleetplane.kernel.rollout.states import ENDED, TEXT_LIMIT, RolloutStanding, TargetRecord
 from fleetplane.kernel.store import Draft, Store, follow
 from fleetplane.kernel.values.ids import new_uuid
 from fleetplane.kernel.watch import Watch
@@ -79,7 +79,7 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verb:
+class RolloutVerb:
     """An order of a person to a rollout."""
 
     verb: str
@@ -94,7 +94,7 @@ class Rollouts:
         self,
         store: Store,
         clock: Clock,
-        subjects: Iterable[Subject],
+        subjects: Iterable[VersionedSubject],
         freezes: Freezes,
         sources: GateSources | None = None,
     ) -> None:
@@ -115,7 +115,7 @@ class Rollouts:
         """Its controllers, for metrics."""
         return self.driver.reconciler, self._starter
 
-    def subject(self, name: str) -> Subject:
+    def subject(self, name: str) -> VersionedSubject:
         """A subject by its name."""
         found = self.subjects.get(name)
         if found is None:
@@ -138,7 +138,7 @@ class Rollouts:
         if (running := self._running(subject.name, scope)) is not None:
             blockers.append(f"rollout {running.name} is {status_of(running).phase}")
         targets = tuple(moving) or tuple(facts)
-        asked = Asked(
+        asked = GateQuestion(
             rollout="",
             subject=subject,
             scope=scope,
@@ -170,7 +170,9 @@ class Rollouts:
         self.driver.look_at(rollout)
         return rollout
 
-    async def _started(self, wanted: Start, subject: Subject, scope: str, to: str, policy: Policy) -> Rollout:
+    async def _started(
+        self, wanted: Start, subject: VersionedSubject, scope: str, to: str, policy: Policy
+    ) -> Rollout:
         for _ in range(TRIES if self._store.shared else 0):
             try:
                 return await self._start(wanted, subject, scope, to, policy)
@@ -178,7 +180,7 @@ class Rollouts:
                 continue
         return await self._start(wanted, subject, scope, to, policy)
 
-    def _read(self, wanted: Start) -> tuple[Subject, str, str, Policy]:
+    def _read(self, wanted: Start) -> tuple[VersionedSubject, str, str, Policy]:
         subject = self.subject(wanted.subject)
         scope = subject.scope(wanted.scope)
         to = subject.version(scope, wanted.to)
@@ -189,7 +191,9 @@ class Rollouts:
         check_policy(policy, subject, self.driver.sources, scope=scope)
         return subject, scope, to, policy
 
-    async def _start(self, wanted: Start, subject: Subject, scope: str, to: str, policy: Policy) -> Rollout:
+    async def _start(
+        self, wanted: Start, subject: VersionedSubject, scope: str, to: str, policy: Policy
+    ) -> Rollout:
         facts = subject.targets(scope)
         targets = {
             name: (fact.title or name, TargetRecord(before=fact.version))
@@ -214,7 +218,7 @@ class Rollouts:
             raise ResourceExhausted(f"{OPEN_LIMIT} rollouts have not ended, the most there may be")
         ending = None
         if running is not None:
-            by = Order(
+            by = RolloutOrder(
                 actor=who(wanted.actor), now_ns=self._clock.now_ns(), reason=f"superseded by version {to}"
             )
             ending = running, orders.supersede(status_of(running), records_of(self._store, running), by)
@@ -250,12 +254,12 @@ class Rollouts:
 
     # Orders.
 
-    async def order(self, rollout: Rollout, verb: Verb) -> Rollout:
+    async def order(self, rollout: Rollout, verb: RolloutVerb) -> Rollout:
         """Carry out an order of a person."""
-        by = Order(actor=who(verb.actor), now_ns=self._clock.now_ns(), reason=verb.reason[:TEXT_LIMIT])
+        by = RolloutOrder(actor=who(verb.actor), now_ns=self._clock.now_ns(), reason=verb.reason[:TEXT_LIMIT])
         names = self._names(rollout, verb.targets)
         policy = rollout.spec.policy
-        carry_out: Mapping[str, Callable[[Status, Mapping[str, TargetRecord]], Ordered]] = {
+        carry_out: Mapping[str, Callable[[RolloutStanding, Mapping[str, TargetRecord]], OrderedChange]] = {
             "pause": lambda status, _: orders.pause(status, by),
             "resume": lambda status, targets: orders.resume(status, targets, by),
             "retry": lambda status, targets: orders.retry(status, targets, names, by),
@@ -346,7 +350,7 @@ class Rollouts:
         touches = [ROLLOUT_POLICY.key(scope, subject)]
         await self._store.transact(change, actor=actor, action="rollout.policy.remove", touches=touches)
 
-    async def follow_policy(self, key: str) -> Result:
+    async def follow_policy(self, key: str) -> PassResult:
         """Start the rollout of a scope's newest version if its policy wants that and none was started yet."""
         name, _, scope = key.partition("|")
         subject = self.subjects[name]
@@ -355,16 +359,16 @@ class Rollouts:
         if policy is not None and not newest:
             await self._drop_once(policy, subject)  # if what it was written with made no version to wait
         if policy is None or not policy.spec.automatic or not newest:
-            return Result()
+            return PassResult()
         last = next((one for one in self.book.list(scope, name) if one.scope == scope), None)
         if last is not None and last.spec.to == newest:
-            return Result()
+            return PassResult()
         if all(fact.version == newest for fact in subject.targets(scope).values()):
-            return Result()
+            return PassResult()
         running = self._running(name, scope)
         if running is not None and not policy.spec.supersedes:
             message = f"version {newest} waits for the end of rollout {running.name}"
-            return Result(explanation=(Reason(code="RUNNING", message=message),))
+            return PassResult(explanation=(Reason(code="RUNNING", message=message),))
         wanted = Start(
             subject=name,
             scope=scope,
@@ -377,9 +381,9 @@ class Rollouts:
         )
         await self.start(wanted)
         await self._drop_once(policy, subject)
-        return Result()
+        return PassResult()
 
-    async def _drop_once(self, policy: RolloutPolicy, subject: Subject) -> None:
+    async def _drop_once(self, policy: RolloutPolicy, subject: VersionedSubject) -> None:
         """Remove a policy that was for one change, once nothing waits for it to start a rollout.
 
         A rollout that is under way holds its scope by itself.
@@ -474,7 +478,7 @@ class Rollouts:
             await self.book.sweep(self._clock.now_ns())
 
 
-def check_policy(policy: Policy, subject: Subject, sources: GateSources, *, scope: str) -> None:
+def check_policy(policy: Policy, subject: VersionedSubject, sources: GateSources, *, scope: str) -> None:
     """Refuse a policy that cannot be meant, or that asks a subject for what it does not measure."""
     policy.check()
     if policy.max_unavailable not in NONE and not isinstance(subject, Replaces):

@@ -34,7 +34,7 @@ class Replaces(Protocol):
     replaces: bool
 
 
-class Subject(Protocol):
+class VersionedSubject(Protocol):
     """Something with versions that agents have: how to name them, and to bring targets to one.
 
     Every method can be called again: a server that stopped in the middle leaves its successor to say the

@@ -9,7 +9,7 @@ import msgspec
 from fleetplane.fleet.rollouts.planning import Planned
 from fleetplane.fleet.rollouts.records import Rollout, RolloutPolicy, RolloutTarget, status_of
 from fleetplane.fleet.rollouts.rollouts import Rollouts
-from fleetplane.fleet.rollouts.subject import Subject
+from fleetplane.fleet.rollouts.subject import VersionedSubject
 from fleetplane.kernel.actors import who
 from fleetplane.kernel.reconcile import Reason
 from fleetplane.kernel.rollout.policy import Policy
@@ -17,16 +17,16 @@ from fleetplane.kernel.rollout.states import ENDED
 from fleetplane.kernel.values.times import spelled, spelled_or_null
 
 
-class View(msgspec.Struct, frozen=True, kw_only=True):
+class RolloutShape(msgspec.Struct, frozen=True, kw_only=True):
     """Of one thing."""
 
 
-class RolloutReason(View, frozen=True):
+class RolloutReason(RolloutShape, frozen=True):
     code: str
     message: str
 
 
-class RolloutTransition(View, frozen=True):
+class RolloutTransition(RolloutShape, frozen=True):
     at: str
     before: str
     after: str
@@ -34,7 +34,7 @@ class RolloutTransition(View, frozen=True):
     reason: str
 
 
-class RolloutTargetView(View, frozen=True):
+class RolloutTargetView(RolloutShape, frozen=True):
     id: str
     name: str
     state: str
@@ -48,7 +48,7 @@ class RolloutTargetView(View, frozen=True):
     """Whether it came after the start."""
 
 
-class RolloutView(View, frozen=True):
+class RolloutView(RolloutShape, frozen=True):
     id: str
     subject: str
     scope: str
@@ -76,17 +76,17 @@ class RolloutView(View, frozen=True):
     targets: Sequence[RolloutTargetView] = ()
 
 
-class RolloutList(View, frozen=True):
+class RolloutList(RolloutShape, frozen=True):
     rollouts: Sequence[RolloutView]
 
 
-class RolloutPlanWave(View, frozen=True):
+class RolloutPlanWave(RolloutShape, frozen=True):
     wave: str
     targets: Sequence[str]
     offline: Sequence[str]
 
 
-class RolloutPlanGate(View, frozen=True):
+class RolloutPlanGate(RolloutShape, frozen=True):
     name: str
     query: str
     value: float | None
@@ -98,7 +98,7 @@ class RolloutPlanGate(View, frozen=True):
     """Why it is not passed, or was not rehearsed."""
 
 
-class RolloutPlan(View, frozen=True):
+class RolloutPlan(RolloutShape, frozen=True):
     to: str
     waves: Sequence[RolloutPlanWave]
     already: int
@@ -109,22 +109,22 @@ class RolloutPlan(View, frozen=True):
     """Rehearsed on the last hour."""
 
 
-class RolloutMeasure(View, frozen=True):
+class RolloutMeasure(RolloutShape, frozen=True):
     name: str
     summary: str
 
 
-class RolloutSubject(View, frozen=True):
+class RolloutSubject(RolloutShape, frozen=True):
     name: str
     summary: str
     measures: Sequence[RolloutMeasure]
 
 
-class RolloutSubjects(View, frozen=True):
+class RolloutSubjects(RolloutShape, frozen=True):
     subjects: Sequence[RolloutSubject]
 
 
-class RolloutPolicyView(View, frozen=True):
+class RolloutPolicyView(RolloutShape, frozen=True):
     subject: str
     scope: str
     policy: Policy
@@ -133,19 +133,19 @@ class RolloutPolicyView(View, frozen=True):
     actor: str
 
 
-class RolloutHolder(View, frozen=True):
+class RolloutHolder(RolloutShape, frozen=True):
     subject: str
     scope: str
     """As it is stored."""
 
 
-class RolloutHolders(View, frozen=True):
+class RolloutHolders(RolloutShape, frozen=True):
     holders: Sequence[RolloutHolder]
     hidden: int = 0
     """How many more there are, at scopes that the caller may not see."""
 
 
-class RolloutPolicies(View, frozen=True):
+class RolloutPolicies(RolloutShape, frozen=True):
     policies: Sequence[RolloutPolicyView]
 
 
@@ -227,7 +227,7 @@ def planned(found: Planned) -> RolloutPlan:
     return RolloutPlan(to=found.to, waves=waves, already=found.already, blockers=found.blockers, gates=gates)
 
 
-def subject(found: Subject) -> RolloutSubject:
+def subject(found: VersionedSubject) -> RolloutSubject:
     """One thing that can be rolled out."""
     measures = [RolloutMeasure(name=name, summary=text) for name, text in sorted(found.measures.items())]
     return RolloutSubject(name=found.name, summary=found.summary, measures=measures)

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from fleetplane.fleet.runs.policy import RunPolicy
 from fleetplane.fleet.runs.records import RunKind, RunSpec, S
-from fleetplane.fleet.runs.targets import Candidate, Skipped
+from fleetplane.fleet.runs.targets import Skipped, TargetCandidate
 from fleetplane.kernel.commands import Commands, CommandTarget
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ class RunOrder(Generic[T, C]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Issue:
+class CommandIssue:
     """The command of a run, as the ledger takes it."""
 
     verb: str
@@ -53,7 +53,7 @@ class RunChannel(ABC, Generic[S, T, C]):
     nobody_cause: str = "NobodyReachable"
 
     @abstractmethod
-    def candidates(self, scope: str, target: T) -> tuple[Sequence[Candidate], Sequence[Skipped]]:
+    def candidates(self, scope: str, target: T) -> tuple[Sequence[TargetCandidate], Sequence[Skipped]]:
         """Who is meant within a scope, in the order of their turns; and the names in it that are nobody's."""
 
     @abstractmethod
@@ -65,7 +65,7 @@ class RunChannel(ABC, Generic[S, T, C]):
         return True
 
     @abstractmethod
-    def issue(self, order: RunOrder[T, C]) -> Issue:
+    def issue(self, order: RunOrder[T, C]) -> CommandIssue:
         """The command of a run; raises `InvalidArgument` for what could not be carried out anywhere."""
 
     @abstractmethod

@@ -16,12 +16,20 @@ import msgspec
 import structlog
 
 from fleetplane.fleet.runs.channel import RunChannel
-from fleetplane.fleet.runs.events import Ended, Started, TargetEnded, TargetStarted
+from fleetplane.fleet.runs.events import RunEnded, Started, TargetEnded, TargetStarted
 from fleetplane.fleet.runs.feed import RunFeed
-from fleetplane.fleet.runs.policy import Progress, halts, may_start
+from fleetplane.fleet.runs.policy import ResultCounts, halts, may_start
 from fleetplane.fleet.runs.records import Run, RunBook, RunState, S, Summary, in_turn
 from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.commands import COMMAND_TARGET, OPEN, Command, Commands, CommandTarget, State, state_of
+from fleetplane.kernel.commands import (
+    COMMAND_TARGET,
+    OPEN,
+    Command,
+    Commands,
+    CommandState,
+    CommandTarget,
+    state_of,
+)
 from fleetplane.kernel.commands.kinds import targets_scope
 from fleetplane.kernel.store import Store
 
@@ -34,7 +42,9 @@ LOOK_SECONDS = 0.25
 RELEASED_AT_ONCE = 256
 """Targets let go before what came back is looked at: the first results are told, and a failure can halt the
 run, while thousands still wait for their turn."""
-FAILURES = frozenset({State.FAILED, State.TIMED_OUT, State.UNDELIVERABLE, State.EXPIRED})
+FAILURES = frozenset(
+    {CommandState.FAILED, CommandState.TIMED_OUT, CommandState.UNDELIVERABLE, CommandState.EXPIRED}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +73,8 @@ class RunProgress(Generic[S]):
         self._run = run
         self._command = command
         self._feed = feed
-        self._states: dict[str, State] = {}
-        self._counts: Counter[State] = Counter()
+        self._states: dict[str, CommandState] = {}
+        self._counts: Counter[CommandState] = Counter()
         self._held: dict[str, None] = {}
         """Those whose turn has not come, in order."""
         self._begun = False
@@ -106,7 +116,7 @@ class RunProgress(Generic[S]):
         self._counts[state] += 1
         if before is not None:
             self._counts[before] -= 1
-        if state is State.HELD:
+        if state is CommandState.HELD:
             self._held[target.name] = None
             return
         self._held.pop(target.name, None)
@@ -117,11 +127,11 @@ class RunProgress(Generic[S]):
             self._feed.add(TargetEnded(target=target))
             if self._counting:
                 self._context.channel.target_ended(self._run.spec, target)
-        elif state is State.SENT:
+        elif state is CommandState.SENT:
             self._feed.add(TargetStarted(name=target.name))
 
     def _tell_end(self, state: RunState, summary: Summary) -> None:
-        self._feed.add(Ended(summary=summary, state=state))
+        self._feed.add(RunEnded(summary=summary, state=state))
         self._feed.end()
 
 
@@ -154,7 +164,7 @@ class RunObserver(RunProgress[S]):
         return run.status.state, run.status.summary or summary
 
 
-class Driver(RunProgress[S]):
+class RunDriver(RunProgress[S]):
     """One run, from its start or its resumption to its end."""
 
     def __init__(
@@ -172,7 +182,7 @@ class Driver(RunProgress[S]):
         self._counting = not resumed  # what ended before a restart was counted then
 
     @classmethod
-    def after(cls, observer: RunObserver[S]) -> Driver[S]:
+    def after(cls, observer: RunObserver[S]) -> RunDriver[S]:
         """The driver of a run that was observed here until now: its readers are told nothing twice."""
         context, run = observer._context, observer._run
         run = context.book.find(run.scope, run.name) or run  # it may have been halted since
@@ -215,7 +225,7 @@ class Driver(RunProgress[S]):
 
     async def _step(self) -> bool:
         """Do what is due; whether every target has its outcome."""
-        progress = Progress(
+        progress = ResultCounts(
             held=len(self._held),
             under_way=self._under_way,
             failures=sum(self._counts[state] for state in FAILURES),

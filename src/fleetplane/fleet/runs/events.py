@@ -44,7 +44,7 @@ class TargetStarted(Numbered, frozen=True):
     name: str
 
 
-class Output(Numbered, frozen=True):
+class TargetOutput(Numbered, frozen=True):
     """A target printed something, or said how far it is."""
 
     name: str
@@ -66,11 +66,11 @@ class TargetEnded(Numbered, frozen=True):
         return self.target.name
 
 
-class Ended(Numbered, frozen=True):
+class RunEnded(Numbered, frozen=True):
     """Every target has its outcome."""
 
     summary: Summary
     state: RunState
 
 
-RunEvent: TypeAlias = Started | TargetStarted | Output | TargetEnded | Ended
+RunEvent: TypeAlias = Started | TargetStarted | TargetOutput | TargetEnded | RunEnded

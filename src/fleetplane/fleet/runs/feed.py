@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from fleetplane.fleet.runs.events import Output, RunEvent
+from fleetplane.fleet.runs.events import RunEvent, TargetOutput
 from fleetplane.kernel.clock import Clock
 
 EVENTS_LIMIT = 20_000
@@ -37,7 +37,7 @@ RUNS_LIMIT = 256
 
 
 @dataclass(slots=True)
-class Kept:
+class FeedBytes:
     """Bytes of output in the feeds of one domain."""
 
     size: int = 0
@@ -46,9 +46,9 @@ class Kept:
 class RunFeed:
     """The events of one run."""
 
-    def __init__(self, epoch: str = "", kept: Kept | None = None) -> None:
+    def __init__(self, epoch: str = "", kept: FeedBytes | None = None) -> None:
         self.epoch = epoch
-        self._kept = kept if kept is not None else Kept()
+        self._kept = kept if kept is not None else FeedBytes()
         self._events: deque[RunEvent] = deque()
         self.held = 0
         """Bytes of output in its events."""
@@ -103,7 +103,7 @@ class RunFeed:
         if not self._parts:
             return
         output, self._parts, self._parts_size = b"".join(self._parts), [], 0
-        self._append(Output(name=self._name, stream=self._stream, output=output))
+        self._append(TargetOutput(name=self._name, stream=self._stream, output=output))
 
     def _append(self, event: RunEvent) -> None:
         self._events.append(msgspec.structs.replace(event, number=self._next, epoch=self.epoch))
@@ -129,7 +129,7 @@ class RunFeed:
     def forget(self) -> None:
         """It is not kept any more; whoever reads it still reads on."""
         self._kept.size -= self.held
-        self._kept = Kept()
+        self._kept = FeedBytes()
 
     def end(self) -> None:
         self._gather()
@@ -179,7 +179,7 @@ class RunFeeds:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._feeds: OrderedDict[str, RunFeed] = OrderedDict()
-        self._kept = Kept()
+        self._kept = FeedBytes()
 
     def __repr__(self) -> str:
         return f"<RunFeeds {len(self._feeds)}>"

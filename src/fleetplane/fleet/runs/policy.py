@@ -83,7 +83,7 @@ class RunPolicy(msgspec.Struct, frozen=True, kw_only=True):
                 return None
 
 
-class Progress(msgspec.Struct, frozen=True, kw_only=True):
+class ResultCounts(msgspec.Struct, frozen=True, kw_only=True):
     """How far a run has come."""
 
     held: int
@@ -93,13 +93,13 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     failures: int
 
 
-def halts(policy: RunPolicy, progress: Progress) -> bool:
+def halts(policy: RunPolicy, progress: ResultCounts) -> bool:
     """Whether so much has failed that the rest is not to happen."""
     most = policy.most_failures
     return most is not None and progress.failures >= most
 
 
-def may_start(policy: RunPolicy, progress: Progress) -> int:
+def may_start(policy: RunPolicy, progress: ResultCounts) -> int:
     """How many of those held may go now."""
     if halts(policy, progress):
         return 0

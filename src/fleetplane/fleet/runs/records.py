@@ -16,7 +16,7 @@ import msgspec
 
 from fleetplane.fleet.runs.policy import RunPolicy
 from fleetplane.fleet.runs.targets import Skipped
-from fleetplane.kernel.commands import OPEN, Command, CommandTarget, State, state_of
+from fleetplane.kernel.commands import OPEN, Command, CommandState, CommandTarget, state_of
 from fleetplane.kernel.errors import NotFound
 from fleetplane.kernel.resources import Key, Kind, Resource
 from fleetplane.kernel.store import ABSENT, Draft, Store
@@ -135,19 +135,19 @@ def outcome_of(target: CommandTarget) -> TargetOutcome:
     assert target.status is not None
     state = state_of(target)
     if state in OPEN:
-        return TargetOutcome.PENDING if state is State.HELD else TargetOutcome.RUNNING
-    if state in (State.UNDELIVERABLE, State.EXPIRED):
+        return TargetOutcome.PENDING if state is CommandState.HELD else TargetOutcome.RUNNING
+    if state in (CommandState.UNDELIVERABLE, CommandState.EXPIRED):
         return TargetOutcome.NOT_STARTED
-    if state is State.CANCELLED and not target.status.deliveries:
+    if state is CommandState.CANCELLED and not target.status.deliveries:
         return TargetOutcome.NOT_STARTED
     return _WORDS[state]
 
 
 _WORDS = {
-    State.OK: TargetOutcome.OK,
-    State.FAILED: TargetOutcome.ERR,
-    State.TIMED_OUT: TargetOutcome.TIMED_OUT,
-    State.CANCELLED: TargetOutcome.CANCELLED,
+    CommandState.OK: TargetOutcome.OK,
+    CommandState.FAILED: TargetOutcome.ERR,
+    CommandState.TIMED_OUT: TargetOutcome.TIMED_OUT,
+    CommandState.CANCELLED: TargetOutcome.CANCELLED,
 }
 
 

@@ -9,20 +9,20 @@ from typing import Any
 
 from fleetplane.fleet.resources.declaration import (
     READING,
-    Action,
     ActionCall,
     Begun,
     Column,
     LogCall,
     LogLine,
     PublicResource,
-    Reading,
-    Shape,
-    Verb,
-    View,
+    ResourceAction,
+    ResourceShape,
+    ResourceVerb,
+    ResourceView,
+    ViewReader,
 )
 from fleetplane.fleet.runs.channel import C, RunOrder, T
-from fleetplane.fleet.runs.events import Output, TargetEnded
+from fleetplane.fleet.runs.events import TargetEnded, TargetOutput
 from fleetplane.fleet.runs.records import Run, RunKind, RunState, S, in_turn, outcome_of
 from fleetplane.fleet.runs.runs import Runs
 from fleetplane.kernel.access import Permission
@@ -32,7 +32,7 @@ from fleetplane.kernel.values import durations
 from fleetplane.kernel.values.times import spelled, spelled_or_null
 
 
-class RunSpecView(Shape, frozen=True):
+class RunSpecView(ResourceShape, frozen=True):
     domain: str
     command: str
     """What is run, in a word."""
@@ -51,7 +51,7 @@ class RunSpecView(Shape, frozen=True):
     started_by: str
 
 
-class RunStatusView(Shape, frozen=True):
+class RunStatusView(ResourceShape, frozen=True):
     state: str
     """`running`, `complete` (every target is ok), `partly_failed`, `failed` (no target is ok), `halted` or
     `cancelled`."""
@@ -68,11 +68,11 @@ class RunStatusView(Shape, frozen=True):
 
 def run_view(
     run: Run[S], *, domain: str, command: Callable[[S], str], target: Callable[[S], str]
-) -> View[RunSpecView, RunStatusView]:
+) -> ResourceView[RunSpecView, RunStatusView]:
     """What is shown of a run: neither its input nor its output."""
     spec, policy, status = run.spec, run.spec.policy, run.status
     summary = status.summary if status is not None else None
-    return View(
+    return ResourceView(
         spec=RunSpecView(
             domain=domain,
             command=command(spec),
@@ -144,7 +144,7 @@ async def run_lines(
         return
     async with aclosing(runs.follow(call.stored)) as events:
         async for happened in events:
-            if isinstance(happened, Output):
+            if isinstance(happened, TargetOutput):
                 told.add(happened.name)
                 text, level = happened.output.decode("utf-8", "replace"), happened.stream
                 for line in lines(happened.name, "" if level == "stdout" else level, text, ""):
@@ -170,7 +170,7 @@ def run_resource(
     kind: RunKind[S],
     *,
     domain: str,
-    place: Callable[[AnyResource, Reading], str],
+    place: Callable[[AnyResource, ViewReader], str],
     read: Permission,
     operate: Permission,
     command: Callable[[S], str],
@@ -197,10 +197,10 @@ def run_resource(
         place=place,
         permission=read,
         columns=COLUMNS,
-        verbs=READING | {Verb.LOGS},
+        verbs=READING | {ResourceVerb.LOGS},
         logs=lambda call: run_lines(runs(call.domain), call, printed),
         actions=(
-            Action(
+            ResourceAction(
                 name="cancel",
                 summary="Drop held targets, and ask the others to stop",
                 permission=operate,

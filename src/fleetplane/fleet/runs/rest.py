@@ -13,11 +13,11 @@ from typing import Any, Generic, assert_never
 import msgspec
 
 from fleetplane.fleet.runs.channel import C, RunOrder
-from fleetplane.fleet.runs.events import Ended, Output, RunEvent, Started, TargetEnded, TargetStarted
+from fleetplane.fleet.runs.events import RunEnded, RunEvent, Started, TargetEnded, TargetOutput, TargetStarted
 from fleetplane.fleet.runs.policy import Mode, OnFailure, RunPolicy
 from fleetplane.fleet.runs.records import Run, RunState, S, Summary, TargetOutcome, in_turn, outcome_of
 from fleetplane.fleet.runs.runs import Runs
-from fleetplane.fleet.runs.targets import SkipReason, Target
+from fleetplane.fleet.runs.targets import RunTarget, SkipReason
 from fleetplane.kernel.access import Permission
 from fleetplane.kernel.commands import CommandTarget
 from fleetplane.kernel.errors import InvalidArgument
@@ -42,8 +42,8 @@ class TargetBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     selector: str = ""
     all: bool = False
 
-    def target(self) -> Target:
-        found = Target(names=tuple(dict.fromkeys(self.names)), selector=self.selector, everyone=self.all)
+    def target(self) -> RunTarget:
+        found = RunTarget(names=tuple(dict.fromkeys(self.names)), selector=self.selector, everyone=self.all)
         found.check()
         return found
 
@@ -182,9 +182,9 @@ class RunRequests(Generic[S, C]):
     read: Permission
     operate: Permission
     body: type[RunBody]
-    order: Callable[[Call[Any]], RunOrder[Target, C]]
+    order: Callable[[Call[Any]], RunOrder[RunTarget, C]]
     """What a request asks for; raises `InvalidArgument`."""
-    target: Callable[[S], Target]
+    target: Callable[[S], RunTarget]
     program: Callable[[S], tuple[str, Sequence[str]]]
     """What a run does, in a word and arguments."""
     result: Callable[[CommandTarget], TargetResult]
@@ -196,7 +196,7 @@ class RunRequests(Generic[S, C]):
 
 
 class RunRoutes(Generic[S, C]):
-    def __init__(self, runs: Runs[S, Target, C], requests: RunRequests[S, C]) -> None:
+    def __init__(self, runs: Runs[S, RunTarget, C], requests: RunRequests[S, C]) -> None:
         self._runs = runs
         self._requests = requests
 
@@ -379,14 +379,14 @@ class RunRoutes(Generic[S, C]):
                 return event("run_started", data, mark=happened.mark)
             case TargetStarted():
                 return event("target_started", {**about, "name": happened.name}, mark=happened.mark)
-            case Output():
+            case TargetOutput():
                 text = happened.output.decode("utf-8", "replace")
                 data = {**about, "name": happened.name, "stream": happened.stream, "text": text}
                 return event("target_output", data, mark=happened.mark)
             case TargetEnded():
                 told = {**about, **msgspec.to_builtins(self._result(happened.target))}
                 return event("target_ended", told, mark=happened.mark)
-            case Ended():
+            case RunEnded():
                 data = {**about, "state": happened.state, "summary": happened.summary}
                 return event("run_ended", data, mark=happened.mark)
             case _:

@@ -22,8 +22,8 @@ import msgspec
 import structlog
 
 from fleetplane.fleet.runs.channel import C, RunChannel, RunOrder, T
-from fleetplane.fleet.runs.driver import Driver, DriverContext, RunObserver
-from fleetplane.fleet.runs.events import Ended, RunEvent, TargetEnded
+from fleetplane.fleet.runs.driver import DriverContext, RunDriver, RunObserver
+from fleetplane.fleet.runs.events import RunEnded, RunEvent, TargetEnded
 from fleetplane.fleet.runs.feed import RunFeed, RunFeeds
 from fleetplane.fleet.runs.records import Run, RunBeside, RunBook, RunSpec, RunState, S, Summary, has_ended
 from fleetplane.fleet.runs.targets import Resolution, Skipped, SkipReason, resolve
@@ -54,7 +54,7 @@ STORED = "stored"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cancelled:
+class CancelledTargets:
     """What cancelling a run came to, in targets."""
 
     cancelled: int = 0
@@ -73,7 +73,7 @@ class Runs(Generic[S, T, C]):
         self._feeds = RunFeeds(clock)
         self._book = RunBook(store, channel.kind, domain=channel.domain)
         self._context = DriverContext(store=store, clock=clock, channel=channel, book=self._book)
-        self._wanted: asyncio.Queue[Driver[S] | RunObserver[S]] = asyncio.Queue()
+        self._wanted: asyncio.Queue[RunDriver[S] | RunObserver[S]] = asyncio.Queue()
         self._driven: dict[str, Run[S]] = {}
         """Runs that have not ended, by name."""
         self._observed: dict[RunObserver[S], asyncio.Task[None]] = {}
@@ -197,20 +197,20 @@ class Runs(Generic[S, T, C]):
         if not self._store.leads:
             self._wanted.put_nowait(RunObserver(self._context, run, command, feed))
             return
-        self._wanted.put_nowait(Driver(self._context, run, command, feed, resumed=resumed))
+        self._wanted.put_nowait(RunDriver(self._context, run, command, feed, resumed=resumed))
 
-    async def cancel(self, scope: str, run_id: str, *, actor: str) -> Cancelled:
+    async def cancel(self, scope: str, run_id: str, *, actor: str) -> CancelledTargets:
         """Cancel a run. Targets already sent are asked to stop; held targets are dropped."""
         run = self.get(scope, run_id)
         command = self._store.get(COMMAND, run.scope, run.name)
         if command is None or command.status is None or not command.status.open:
-            return Cancelled()
+            return CancelledTargets()
         before = command.status.open
         await self._book.conclude(run, RunState.CANCELLED, actor=actor)
         await self._ledger.cancel(run.scope, run.name, actor=actor)
         left = [one for one in self.targets(run) if one.status is not None and one.status.told_to_stop]
         told = sum(state_of(one) in OPEN for one in left)
-        return Cancelled(cancelled=before - told, told_to_stop=told)
+        return CancelledTargets(cancelled=before - told, told_to_stop=told)
 
     # Looking.
 
@@ -269,7 +269,7 @@ class Runs(Generic[S, T, C]):
             if state_of(target) not in OPEN:
                 yield TargetEnded(target=target)
         if run.status is not None and has_ended(run):
-            yield Ended(summary=self.summary(run), state=run.status.state)
+            yield RunEnded(summary=self.summary(run), state=run.status.state)
 
     def progressed(self, name: str, command: str, stream: str, output: bytes) -> None:
         """Take some output of a target, or its report on how far it is."""
@@ -299,7 +299,7 @@ class Runs(Generic[S, T, C]):
             while True:
                 wanted = await self._wanted.get()
                 if isinstance(wanted, RunObserver) and self._store.leads:  # by now
-                    wanted = Driver.after(wanted)
+                    wanted = RunDriver.after(wanted)
                 work = f"{self._channel.domain}/run"
                 task = tasks.keep(work, partial(self._see_through, wanted), about=wanted.name)
                 if isinstance(wanted, RunObserver):
@@ -309,8 +309,8 @@ class Runs(Generic[S, T, C]):
         """Forget the oldest, until cancelled."""
         await self._sweep()
 
-    async def _see_through(self, wanted: Driver[S] | RunObserver[S]) -> None:
-        if isinstance(wanted, Driver):
+    async def _see_through(self, wanted: RunDriver[S] | RunObserver[S]) -> None:
+        if isinstance(wanted, RunDriver):
             self.ended[await wanted.drive()] += 1
         else:
             await wanted.observe()

@@ -1,7 +1,7 @@
 """From what an operator asks for to the agents that are meant. Pure.
 
-A domain says who fits (`Candidate`); here it is decided who of them takes part in a run and who is left
-out. Edge has a `Target` of its own, because what is stored of its runs keeps its fields; the other domains
+A domain says who fits (`TargetCandidate`); here it is decided who of them takes part in a run and who is left
+out. Edge has a `RunTarget` of its own, because what is stored of its runs keeps its fields; the other domains
 share this one.
 """
 
@@ -40,7 +40,7 @@ class Skipped(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class TargetCandidate:
     """An agent that is meant."""
 
     name: str
@@ -54,7 +54,7 @@ class Resolution(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def resolve(
-    candidates: Iterable[Candidate],
+    candidates: Iterable[TargetCandidate],
     missing: Iterable[Skipped],
     *,
     is_present: Callable[[str], bool],
@@ -73,7 +73,7 @@ def resolve(
     return Resolution(resolved=tuple(resolved), skipped=tuple(skipped))
 
 
-class Target(msgspec.Struct, frozen=True, kw_only=True):
+class RunTarget(msgspec.Struct, frozen=True, kw_only=True):
     """Agents by name, by selector, or both, which must then both fit; or all there are."""
 
     names: tuple[str, ...] = ()
@@ -97,12 +97,12 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
             selectors.check(self.selector, field="target.selector")
 
 
-def shown(target: Target) -> str:
+def shown(target: RunTarget) -> str:
     """As somebody would write it; of many names the first hundred."""
     return "all" if target.everyone else target.selector or ",".join(target.names[:100])
 
 
-def choose(target: Target, fleet: Mapping[str, Callable[[], Facts]]) -> tuple[list[str], list[Skipped]]:
+def choose(target: RunTarget, fleet: Mapping[str, Callable[[], Facts]]) -> tuple[list[str], list[Skipped]]:
     """The agents that a target selects, in the fleet's order, and the names in it that are unknown.
 
     The fleet is the caller's own: who is not in it is not found, whoever else may have such an agent.

@@ -18,7 +18,7 @@ import structlog
 from fleetplane.kernel.attention import Attention
 from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.commands import Command, Commands, State, keep_deadlines
+from fleetplane.kernel.commands import Command, Commands, CommandState, keep_deadlines
 from fleetplane.kernel.errors import FleetplaneError
 
 log = structlog.get_logger(__name__)
@@ -31,7 +31,7 @@ DEFECT_CHARACTERS = 256
 class Answered:
     """What a call came to."""
 
-    state: State
+    state: CommandState
     detail: str = ""
     result: bytes = b""
 
@@ -144,7 +144,7 @@ class CallCourier:
         except Exception as error:  # a defect must cost this command its outcome, and no other
             log.exception(self._event("command_broken"), command=command.name, target=target)
             text = f"{type(error).__name__}: {error}"[:DEFECT_CHARACTERS]
-            return Answered(state=State.FAILED, detail=text)
+            return Answered(state=CommandState.FAILED, detail=text)
 
     async def _tell(self, target: str, command: str, answered: Answered, ledger: Commands) -> None:
         try:

@@ -30,7 +30,7 @@ from fleetplane.kernel.errors import Conflict, Unavailable
 from fleetplane.kernel.presence import Whereabouts
 from fleetplane.kernel.sessions.sessions import STOPPING, SUPERSEDED, Session, Sessions
 from fleetplane.rpc import CallContext, Rate
-from fleetplane.rpc.admission import Bucket
+from fleetplane.rpc.admission import TokenBucket
 from fleetplane.rpc.serving.exchange import ClientGone
 
 log = structlog.get_logger(__name__)
@@ -63,7 +63,7 @@ class StreamPolicy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ending(Generic[Out]):
+class StreamEnding(Generic[Out]):
     """The last message and the status of a stream that the server ends."""
 
     last: Out | None = None
@@ -119,7 +119,7 @@ class StreamProtocol(Protocol[In_contra, Out, L]):
         Called again if it was cancelled before it finished.
         """
 
-    def ending(self, live: L, reason: str, error: Exception | None) -> Ending[Out]:
+    def ending(self, live: L, reason: str, error: Exception | None) -> StreamEnding[Out]:
         """`error` is what reading or `take` raised; otherwise the session's `reason` says why it ended."""
 
 
@@ -322,7 +322,7 @@ class StreamHost(Generic[In, Out, L]):
 
         Each message is handled before the next is read; the unread ones are the agent's back-pressure.
         """
-        pace = _Pace(self._policy.pace, self._clock) if self._policy.pace is not None else None
+        pace = _MessagePace(self._policy.pace, self._clock) if self._policy.pace is not None else None
         taken = 0
         try:
             async for message in requests:
@@ -423,13 +423,13 @@ class AdmissionQueue:
             self._next = at
 
 
-class _Pace:
+class _MessagePace:
     """How fast the messages of one stream are taken."""
 
     def __init__(self, rate: Rate, clock: Clock) -> None:
         self._rate = rate
         self._clock = clock
-        self._bucket = Bucket(tokens=float(rate.burst), filled_at=clock.monotonic())
+        self._bucket = TokenBucket(tokens=float(rate.burst), filled_at=clock.monotonic())
         self._slowed = False
 
     async def keep(self) -> bool:

@@ -23,7 +23,7 @@ ACTOR_LIMIT_BYTES = 1024
 ACTION_LIMIT_BYTES = 256
 
 
-class Change(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class AuditedChange(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One thing that a transaction changed."""
 
     operation: str
@@ -36,7 +36,7 @@ class Change(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """SHA-256 of the new content, of a secret as it is sealed; empty where there is none."""
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class ChainEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One transaction, in the form that is hashed: a JSON array with these members in this order."""
 
     seq: int
@@ -46,7 +46,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     at_ns: int
     actor: str
     action: str
-    changes: tuple[Change, ...]
+    changes: tuple[AuditedChange, ...]
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -67,7 +67,7 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class ChainVerdict:
     """What checking a chain found."""
 
     intact: bool
@@ -87,7 +87,7 @@ class Verdict:
 
 
 _ENCODER = msgspec.json.Encoder()
-_DECODER = msgspec.json.Decoder(Entry)
+_DECODER = msgspec.json.Decoder(ChainEntry)
 
 
 Address = tuple[str, str, str]
@@ -115,17 +115,17 @@ def link(previous: bytes, entry: bytes, key: bytes = b"") -> bytes:
     return hashlib.sha256(previous + entry).digest()
 
 
-def append(previous: bytes, entry: Entry, key: bytes = b"") -> Row:
+def append(previous: bytes, entry: ChainEntry, key: bytes = b"") -> Row:
     """The row that continues a chain whose last hash is `previous`."""
     encoded = _ENCODER.encode(entry)
     return Row(seq=entry.seq, hash=link(previous, encoded, key), entry=encoded)
 
 
-def read(row: Row) -> Entry:
+def read(row: Row) -> ChainEntry:
     return _DECODER.decode(row.entry)
 
 
-class Verifier:
+class ChainVerifier:
     """Checks a chain row by row, and remembers what content it says the store must hold."""
 
     def __init__(self, key: bytes = b"", anchors: AbstractSet[tuple[int, str]] = frozenset()) -> None:
@@ -137,7 +137,7 @@ class Verifier:
         self._hash = GENESIS
         self._revision = 0
         self._content: dict[str, dict[Address, str]] = {what: {} for what, _ in WRITTEN.values()}
-        self._broken: Verdict | None = None
+        self._broken: ChainVerdict | None = None
         self._anchors = anchors
         self._seen: set[tuple[int, str]] = set()
         self._lineages: list[tuple[int, str]] = []
@@ -210,7 +210,7 @@ class Verifier:
             self._note(change)
         return ""
 
-    def _note(self, change: Change) -> None:
+    def _note(self, change: AuditedChange) -> None:
         if change.operation == "lineage":
             self._lineages.append((self._seq, change.name.partition(" ")[0]))
         what, present = WRITTEN.get(change.operation, ("", False))
@@ -251,11 +251,11 @@ class Verifier:
             problem = f"the store is at revision {head.revision}, its last entry at {self._revision}"
             self._broken = self._verdict(problem)
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> ChainVerdict:
         return replace(self._broken or self._verdict(""), notes=tuple(self._notes))
 
-    def _verdict(self, problem: str, broken_seq: int | None = None) -> Verdict:
-        return Verdict(
+    def _verdict(self, problem: str, broken_seq: int | None = None) -> ChainVerdict:
+        return ChainVerdict(
             intact=not problem,
             entries=self._seq,
             revision=self._revision,
@@ -264,9 +264,9 @@ class Verifier:
         )
 
 
-def verify(rows: Iterable[Row], head: Head | None = None, key: bytes = b"") -> Verdict:
+def verify(rows: Iterable[Row], head: Head | None = None, key: bytes = b"") -> ChainVerdict:
     """Check a whole chain; with `head`, also that nothing was cut off its end."""
-    verifier = Verifier(key)
+    verifier = ChainVerifier(key)
     verifier.feed(rows)
     if head is not None:
         verifier.check_head(head)

@@ -32,7 +32,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     at_ns: int
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
+class CheckpointLine(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint as it is kept: one line of JSON."""
 
     checkpoint: Checkpoint
@@ -41,7 +41,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _ENCODER = msgspec.json.Encoder()
-_LINES = msgspec.json.Decoder(Line)
+_LINES = msgspec.json.Decoder(CheckpointLine)
 
 
 class CheckpointSigner:
@@ -58,7 +58,9 @@ class CheckpointSigner:
             lineage=lineage, seq=head.seq, hash=head.hash.hex(), revision=head.revision, at_ns=at_ns
         )
         signature = self._private.sign(PURPOSE + _ENCODER.encode(made))
-        return _ENCODER.encode(Line(checkpoint=made, key=self.public.hex(), signature=signature.hex()))
+        return _ENCODER.encode(
+            CheckpointLine(checkpoint=made, key=self.public.hex(), signature=signature.hex())
+        )
 
 
 def read(line: bytes | str, public: bytes) -> Checkpoint:

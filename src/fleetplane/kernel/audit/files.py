@@ -14,10 +14,10 @@ from pathlib import Path
 
 from fleetplane.kernel.audit import archive as audit_archive
 from fleetplane.kernel.audit import checkpoints as audit_checkpoints
-from fleetplane.kernel.audit.chain import Address, Head, Row, Verdict, Verifier, digest
+from fleetplane.kernel.audit.chain import Address, ChainVerdict, ChainVerifier, Head, Row, digest
 from fleetplane.kernel.audit.checkpoints import Checkpoint
 from fleetplane.kernel.errors import IntegrityError, NotFound, Unavailable
-from fleetplane.kernel.store.engines.standing import Standing, standing
+from fleetplane.kernel.store.engines.standing import StoreStanding, standing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,12 +35,12 @@ class Means:
     """Checkpoints that were kept elsewhere."""
 
 
-async def verify_file(path: Path, key: bytes = b"", means: Means | None = None) -> Verdict:
+async def verify_file(path: Path, key: bytes = b"", means: Means | None = None) -> ChainVerdict:
     """Check the chain in a database file, read-only, whether or not a server is using it."""
     return await asyncio.to_thread(_verify_file, path, means or Means(key=key))
 
 
-def _verify_file(path: Path, means: Means) -> Verdict:
+def _verify_file(path: Path, means: Means) -> ChainVerdict:
     if not path.is_file():
         raise NotFound(f"there is no database at {path}")
     try:
@@ -53,10 +53,10 @@ def _verify_file(path: Path, means: Means) -> Verdict:
         raise IntegrityError(f"{path} is damaged: {error}") from error
 
 
-def _verify(database: sqlite3.Connection, means: Means) -> Verdict:
+def _verify(database: sqlite3.Connection, means: Means) -> ChainVerdict:
     # Without the record of its end, a chain that was cut would look like a whole one.
-    stand = standing(database) or Standing("", 0, 0, b"", "")
-    verifier = Verifier(means.key, anchors={(one.seq, one.hash) for one in means.anchors})
+    stand = standing(database) or StoreStanding("", 0, 0, b"", "")
+    verifier = ChainVerifier(means.key, anchors={(one.seq, one.hash) for one in means.anchors})
     first = database.execute("SELECT min(seq) FROM audit").fetchone()[0]
     if stand.audit_cut and first is not None and first > 1:
         _feed_archives(verifier, means, stand.audit_cut, until=first - 1)
@@ -69,7 +69,7 @@ def _verify(database: sqlite3.Connection, means: Means) -> Verdict:
     return verifier.verdict()
 
 
-def _feed_archives(verifier: Verifier, means: Means, cut: str, *, until: int) -> None:
+def _feed_archives(verifier: ChainVerifier, means: Means, cut: str, *, until: int) -> None:
     archives = [] if means.archives is None else audit_archive.found(means.archives)
     needed = [one for one in archives if one.first <= until]
     if needed and needed[0].first == 1:
@@ -89,7 +89,7 @@ def _feed_archives(verifier: Verifier, means: Means, cut: str, *, until: int) ->
     verifier.begin_after(checkpoint.seq, bytes.fromhex(checkpoint.hash), checkpoint.revision)
 
 
-def _check_anchors(verifier: Verifier, anchors: Iterable[Checkpoint], lineage: str) -> None:
+def _check_anchors(verifier: ChainVerifier, anchors: Iterable[Checkpoint], lineage: str) -> None:
     """Every checkpoint names an entry that is still there; save what a new lineage began without."""
     for one in anchors:
         ended = verifier.end_of(one.lineage, current=lineage)

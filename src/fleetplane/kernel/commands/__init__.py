@@ -1,9 +1,9 @@
 """The outcome ledger: every target of every command ends in exactly one outcome."""
 
-from fleetplane.kernel.commands.courier import Beside, CommandLimits, Courier
+from fleetplane.kernel.commands.courier import CommandLimits, Courier, IssuedBeside
 from fleetplane.kernel.commands.kinds import COMMAND, COMMAND_TARGET, Command, CommandTarget, state_of
 from fleetplane.kernel.commands.ledger import Commands
-from fleetplane.kernel.commands.rules import OPEN, OUTCOMES, UNDER_WAY, State
+from fleetplane.kernel.commands.rules import OPEN, OUTCOMES, UNDER_WAY, CommandState
 from fleetplane.kernel.commands.runner import keep_deadlines, run
 
 __all__ = [
@@ -12,13 +12,13 @@ __all__ = [
     "OPEN",
     "OUTCOMES",
     "UNDER_WAY",
-    "Beside",
     "Command",
     "CommandLimits",
+    "CommandState",
     "CommandTarget",
     "Commands",
     "Courier",
-    "State",
+    "IssuedBeside",
     "keep_deadlines",
     "run",
     "state_of",

@@ -68,16 +68,16 @@ class Courier(Protocol):
         """Tell the target that nobody waits for the command any more."""
 
 
-class Beside(Protocol):
+class IssuedBeside(Protocol):
     """What an issuer writes of its own together with a command: both are there, or neither."""
 
     def touches(self, command: str) -> Iterable[Key]: ...
 
     def write(self, draft: Draft, command: Command) -> object:
-        """Its record, for who follows the transaction (`Issued`)."""
+        """Its record, for who follows the transaction (`IssueResult`)."""
 
 
-class Issued(NamedTuple):
+class IssueResult(NamedTuple):
     """What the transaction that issues a command returns."""
 
     command: Command

@@ -18,11 +18,11 @@ from fleetplane.kernel.commands import steps
 from fleetplane.kernel.commands.book import TargetBook
 from fleetplane.kernel.commands.courier import CommandLimits, Courier
 from fleetplane.kernel.commands.kinds import COMMAND_TARGET, Command, CommandTarget, state_of
-from fleetplane.kernel.commands.rules import State, Step
+from fleetplane.kernel.commands.rules import CommandState, CommandStep
 from fleetplane.kernel.commands.sessions import SessionRules
 from fleetplane.kernel.commands.steps import Move
 from fleetplane.kernel.errors import FleetplaneError
-from fleetplane.kernel.events import Batch
+from fleetplane.kernel.events import EventBatch
 from fleetplane.kernel.resources import Key
 from fleetplane.kernel.store import Draft, follow
 from fleetplane.kernel.values.times import NS
@@ -30,10 +30,10 @@ from fleetplane.kernel.watch import Watch
 
 log = structlog.get_logger(__name__)
 
-ENDED_BY_OTHERS = frozenset({State.CANCELLED, State.TIMED_OUT})
+ENDED_BY_OTHERS = frozenset({CommandState.CANCELLED, CommandState.TIMED_OUT})
 """Ends of which a target may know nothing."""
 
-First = Callable[[Draft], Mapping[str, tuple[State, int]]]
+First = Callable[[Draft], Mapping[str, tuple[CommandState, int]]]
 """The first state of each target, with the session that it is sent in."""
 
 
@@ -60,7 +60,7 @@ class Delivery:
     def first_states(self, targets: Sequence[str], *, wait: bool, hold: bool) -> First:
         """How a new command begins with each of its targets."""
         if hold:
-            held = dict.fromkeys(targets, (State.HELD, 0))
+            held = dict.fromkeys(targets, (CommandState.HELD, 0))
             return lambda _: held
         if not self._sessions.shared:
             known = {name: (self._first_state(name, wait=wait), 0) for name in targets}
@@ -71,10 +71,10 @@ class Delivery:
             for name, session in ready.items()
         }
 
-    def _first_state(self, target: str, *, wait: bool) -> State:
+    def _first_state(self, target: str, *, wait: bool) -> CommandState:
         if self._courier.is_present(target):
-            return State.SENT if self._courier.has_room(target) else State.WAITING
-        return State.WAITING if wait else State.UNDELIVERABLE
+            return CommandState.SENT if self._courier.has_room(target) else CommandState.WAITING
+        return CommandState.WAITING if wait else CommandState.UNDELIVERABLE
 
     def _ready(self, target: str) -> int | None:
         """The session in which a target could be sent something from here, now."""
@@ -85,16 +85,19 @@ class Delivery:
     def released(self, key: Key, target: str, *, wait: bool) -> Move:
         """A held command may go to a target: sent, if it is here; else it waits, or there is nobody."""
         if not self._sessions.shared:
-            going = {State.SENT: (Step.HAND_OVER,), State.UNDELIVERABLE: (Step.NOBODY,)}
+            going = {
+                CommandState.SENT: (CommandStep.HAND_OVER,),
+                CommandState.UNDELIVERABLE: (CommandStep.NOBODY,),
+            }
             further = going.get(self._first_state(target, wait=wait), ())
-            return Move(key=key, steps=(Step.RELEASE, *further), detail=steps.AWAY)
+            return Move(key=key, steps=(CommandStep.RELEASE, *further), detail=steps.AWAY)
         session = self._ready(target)
         return Move(
             key=key,
             steps=(
-                Step.RELEASE,
-                *((Step.HAND_OVER,) if session is not None else ()),
-                *(() if wait else (Step.NOBODY,)),
+                CommandStep.RELEASE,
+                *((CommandStep.HAND_OVER,) if session is not None else ()),
+                *(() if wait else (CommandStep.NOBODY,)),
             ),
             detail=steps.AWAY,
             session=session or 0,
@@ -107,12 +110,12 @@ class Delivery:
         for key in keys:
             target = self._book.find(key)
             command = self._book.command_of(target) if target is not None else None
-            if target is None or command is None or state_of(target) is not State.WAITING:
+            if target is None or command is None or state_of(target) is not CommandState.WAITING:
                 continue
             if self._courier.is_present(target.spec.target):
                 await self.room(target.spec.target)
             elif not command.spec.wait and not self._sessions.shared:  # else that was decided by presence
-                away.append(Move(key=key, steps=(Step.NOBODY,), detail=steps.AWAY))
+                away.append(Move(key=key, steps=(CommandStep.NOBODY,), detail=steps.AWAY))
         await self._book.move(away)
 
     # Sending.
@@ -124,13 +127,13 @@ class Delivery:
             if session is None:
                 return
             found = self._book.find(key)
-            if found is not None and state_of(found) is State.WAITING:
+            if found is not None and state_of(found) is CommandState.WAITING:
                 await self.deliver(await self._book.move([self._handed_over(key, session)]))
 
     def _handed_over(self, key: Key, session: int) -> Move:
         return Move(
             key=key,
-            steps=(Step.HAND_OVER,),
+            steps=(CommandStep.HAND_OVER,),
             session=session,
             only_if=self._sessions.handing_over(session),
         )
@@ -140,7 +143,7 @@ class Delivery:
         returned = []
         for key in keys:
             target = self._book.find(key)
-            if target is None or state_of(target) is not State.SENT:
+            if target is None or state_of(target) is not CommandState.SENT:
                 continue  # cancelled or answered meanwhile
             command = self._book.command_of(target)
             if command is None:
@@ -168,7 +171,7 @@ class Delivery:
         text = error.message if isinstance(error, FleetplaneError) else f"{type(error).__name__}: {error}"
         return Move(
             key=target.key,
-            steps=(Step.TURN_BACK, Step.UNSENDABLE),
+            steps=(CommandStep.TURN_BACK, CommandStep.UNSENDABLE),
             detail=f"it cannot be sent: {text}",
             only_if=self._sessions.turning_back(target.status.session, refused=True),
         )
@@ -180,7 +183,9 @@ class Delivery:
         busy = there and not self._courier.has_room(name)
         return Move(
             key=target.key,
-            steps=(Step.TURN_BACK,) if command.spec.wait or busy else (Step.TURN_BACK, Step.NOBODY),
+            steps=(CommandStep.TURN_BACK,)
+            if command.spec.wait or busy
+            else (CommandStep.TURN_BACK, CommandStep.NOBODY),
             detail="no session took it",
             only_if=self._sessions.turning_back(session, refused=there),
         )
@@ -197,7 +202,7 @@ class Delivery:
         # By whoever publishes it, so that the index is never behind what transactions have seen.
         watch.push_to(self._take_in)
 
-    def _take_in(self, batch: Batch) -> None:
+    def _take_in(self, batch: EventBatch) -> None:
         for event in batch.events:
             target = self._book.noted(event.resource.key)
             session = self._sessions.here(event.resource.name) if target is not None else None
@@ -205,7 +210,7 @@ class Delivery:
                 continue
             status = target.status
             assert status is not None
-            if status.state is State.WAITING:
+            if status.state is CommandState.WAITING:
                 self._waiting[target.spec.target] = None
                 self._news.set()
             elif status.session == session and (status.told_to_stop or status.state in ENDED_BY_OTHERS):
@@ -249,6 +254,6 @@ class Delivery:
             return None
         for key in self._book.index.of(target):
             found = self._book.find(key)
-            if found is not None and state_of(found) is State.WAITING:
+            if found is not None and state_of(found) is CommandState.WAITING:
                 return self._handed_over(key, session)
         return None

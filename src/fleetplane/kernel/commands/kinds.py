@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import msgspec
 
-from fleetplane.kernel.commands.rules import OPEN, UNDER_WAY, State
+from fleetplane.kernel.commands.rules import OPEN, UNDER_WAY, CommandState
 from fleetplane.kernel.resources import Kind, Resource
 
 
@@ -32,11 +32,11 @@ class CommandSpec(msgspec.Struct, frozen=True, kw_only=True):
 class CommandStatus(msgspec.Struct, frozen=True, kw_only=True):
     open: int
     """Targets without an outcome; with the outcomes these are all targets."""
-    outcomes: dict[State, int] = {}
+    outcomes: dict[CommandState, int] = {}
     finished_at_ns: int | None = None
 
 
-class TargetSpec(msgspec.Struct, frozen=True, kw_only=True):
+class CommandTargetSpec(msgspec.Struct, frozen=True, kw_only=True):
     command: str
     command_scope: str
     channel: str
@@ -46,7 +46,7 @@ class TargetSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TargetStatus(msgspec.Struct, frozen=True, kw_only=True):
-    state: State
+    state: CommandState
     changed_at_ns: int
     deliveries: int = 0
     run_by_ns: int | None = None
@@ -62,11 +62,11 @@ class TargetStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Command = Resource[CommandSpec, CommandStatus]
-CommandTarget = Resource[TargetSpec, TargetStatus]
+CommandTarget = Resource[CommandTargetSpec, TargetStatus]
 
 COMMAND: Kind[CommandSpec, CommandStatus] = Kind("command", CommandSpec, CommandStatus, is_secret=True)
-COMMAND_TARGET: Kind[TargetSpec, TargetStatus] = Kind(
-    "command-target", TargetSpec, TargetStatus, is_secret=True
+COMMAND_TARGET: Kind[CommandTargetSpec, TargetStatus] = Kind(
+    "command-target", CommandTargetSpec, TargetStatus, is_secret=True
 )
 
 
@@ -79,7 +79,7 @@ def finished_before(command: Command, moment_ns: int) -> bool:
     return status is not None and status.finished_at_ns is not None and status.finished_at_ns < moment_ns
 
 
-def state_of(target: CommandTarget) -> State:
+def state_of(target: CommandTarget) -> CommandState:
     assert target.status is not None, "a target is written with its status"
     return target.status.state
 

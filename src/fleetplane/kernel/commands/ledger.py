@@ -19,7 +19,7 @@ from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.commands import steps
 from fleetplane.kernel.commands.book import BATCH, TargetBook
-from fleetplane.kernel.commands.courier import Beside, CommandLimits, Courier, Issued
+from fleetplane.kernel.commands.courier import CommandLimits, Courier, IssuedBeside, IssueResult
 from fleetplane.kernel.commands.delivery import Delivery
 from fleetplane.kernel.commands.kinds import (
     COMMAND,
@@ -34,8 +34,8 @@ from fleetplane.kernel.commands.kinds import (
     targets_scope,
 )
 from fleetplane.kernel.commands.outputs import Outputs
-from fleetplane.kernel.commands.rules import UNDER_WAY, WORDS, State, Step
-from fleetplane.kernel.commands.sessions import Places, SessionRules
+from fleetplane.kernel.commands.rules import UNDER_WAY, WORDS, CommandState, CommandStep
+from fleetplane.kernel.commands.sessions import SessionPlaces, SessionRules
 from fleetplane.kernel.commands.steps import Move
 from fleetplane.kernel.errors import InvalidArgument, NotFound
 from fleetplane.kernel.resources import Key
@@ -58,7 +58,7 @@ class Commands:
         courier: Courier,
         limits: CommandLimits | None = None,
         stops: Callable[[str], bool] = lambda _: True,
-        whereabouts: Places | None = None,
+        whereabouts: SessionPlaces | None = None,
     ) -> None:
         """`stops` says whether a target stops a running command on request; `whereabouts`, on which server
         each has its session, where there are several."""
@@ -124,7 +124,7 @@ class Commands:
         run_for_seconds: float = 60.0,
         repeatable: bool = True,
         hold: bool = False,
-        beside: Beside | None = None,
+        beside: IssuedBeside | None = None,
     ) -> Command:
         """Write a command down and send it. What the targets say to it is found out by watching.
 
@@ -154,12 +154,12 @@ class Commands:
             run_for_ns=round(run_for_seconds * NS),
         )
 
-        def change(draft: Draft) -> Issued:
+        def change(draft: Draft) -> IssueResult:
             deliver_by_ns = draft.now_ns + round(deliver_within_seconds * NS)
             issued, made = steps.write_down(
                 draft, scope, command, spec=spec, first=first(draft), deliver_by_ns=deliver_by_ns
             )
-            return Issued(issued, made, None if beside is None else beside.write(draft, issued))
+            return IssueResult(issued, made, None if beside is None else beside.write(draft, issued))
 
         touches = [COMMAND.key(scope, command), *(COMMAND_TARGET.key(below, name) for name in targets)]
         touches += beside.touches(command) if beside is not None else ()
@@ -169,9 +169,9 @@ class Commands:
             issued, made, _ = done.value
             for target in made:
                 self._book.noted(target.key)
-            sent = (target.key for target in made if state_of(target) is State.SENT)
+            sent = (target.key for target in made if state_of(target) is CommandState.SENT)
             await self._delivery.deliver(sent)
-            waiting = (target.key for target in made if state_of(target) is State.WAITING)
+            waiting = (target.key for target in made if state_of(target) is CommandState.WAITING)
             await self._delivery.look_again(waiting)
             return issued
 
@@ -204,7 +204,7 @@ class Commands:
         would be taken for what the older one lost. Among several servers, `session` is the one that
         begins; without it, that which presence names.
         """
-        renewing = partial(Move, steps=(Step.NEW_SESSION,), only_if=self._sessions.renewing(session))
+        renewing = partial(Move, steps=(CommandStep.NEW_SESSION,), only_if=self._sessions.renewing(session))
         await self._book.move([renewing(key=key) for key in self._index.of(target)])
 
     async def room(self, target: str) -> None:
@@ -243,14 +243,14 @@ class Commands:
                 continue
             if session is None and not self._sessions.may_be_lost(self._store, target.spec, target.status):
                 continue
-            lost = Step.LOST if recognises or state_of(target) not in UNDER_WAY else Step.FAILED
-            leaving = (lost,) if command.spec.wait else (lost, Step.NOBODY)
+            lost = CommandStep.LOST if recognises or state_of(target) not in UNDER_WAY else CommandStep.FAILED
+            leaving = (lost,) if command.spec.wait else (lost, CommandStep.NOBODY)
             only_if = self._sessions.losing(session)
             moves.append(Move(key=key, steps=leaving, detail=detail, only_if=only_if))
         await self._book.move(moves)
 
     async def started(self, target: str, command: str) -> bool:
-        return await self._word(target, command, Step.STARTED, "")
+        return await self._word(target, command, CommandStep.STARTED, "")
 
     async def answered(
         self, target: str, command: str, *, ok: bool, detail: str = "", output: str = ""
@@ -258,17 +258,19 @@ class Commands:
         """The target's own word; False if nobody waits for it any more."""
         if output and self._index.place(command, target) is not None:
             self.outputs.add(command, target, output)
-        return await self._word(target, command, Step.SUCCEEDED if ok else Step.FAILED, detail)
+        return await self._word(target, command, CommandStep.SUCCEEDED if ok else CommandStep.FAILED, detail)
 
     async def ended(
-        self, target: str, command: str, outcome: State, *, detail: str = "", result: bytes = b""
+        self, target: str, command: str, outcome: CommandState, *, detail: str = "", result: bytes = b""
     ) -> bool:
         """The target's own word on how it ended, with what it has to show for it."""
         if len(result) > self._limits.result_bytes:
             raise InvalidArgument(f"a result has at most {self._limits.result_bytes} bytes", field="result")
         return await self._word(target, command, _STEPS[outcome], detail, result)
 
-    async def _word(self, target: str, command: str, step: Step, detail: str, result: bytes = b"") -> bool:
+    async def _word(
+        self, target: str, command: str, step: CommandStep, detail: str, result: bytes = b""
+    ) -> bool:
         key = self._index.place(command, target)
         if key is None and self._sessions.shared:  # it may have been sent by a server that we are behind
             await self._store.confirmed()
@@ -283,7 +285,7 @@ class Commands:
 
     async def removed(self, target: str) -> None:
         """There is no such target any more."""
-        gone = partial(Move, steps=(Step.REMOVED,), detail="the target was removed")
+        gone = partial(Move, steps=(CommandStep.REMOVED,), detail="the target was removed")
         await self._book.move([gone(key=key) for key in self._index.of(target)])
 
     async def cancel(
@@ -308,10 +310,10 @@ class Commands:
             if is_open(one) and (targets is None or one.name in targets)
         ]
         # Whoever has it is told, also if the one who cancels leaves meanwhile.
-        await finish(self._end(doomed, Step.CANCEL, reason, actor=actor))
+        await finish(self._end(doomed, CommandStep.CANCEL, reason, actor=actor))
         return self._command(scope, command)
 
-    async def _end(self, keys: Iterable[Key], step: Step, detail: str, *, actor: str = "") -> None:
+    async def _end(self, keys: Iterable[Key], step: CommandStep, detail: str, *, actor: str = "") -> None:
         """End targets against their will, and tell those that may be at it.
 
         A target may get the command while this is written, so what it was before does not say that it has
@@ -370,10 +372,10 @@ class Commands:
                 overdue.append(key)
                 continue
             self._index.look_again(due, key)  # it was the deadline of an earlier state, or a retry
-            if state_of(target) is State.WAITING and self._courier.is_present(target.spec.target):
+            if state_of(target) is CommandState.WAITING and self._courier.is_present(target.spec.target):
                 retried.add(target.spec.target)
         try:
-            await self._end(overdue, Step.TOO_LATE, steps.TOO_LATE)
+            await self._end(overdue, CommandStep.TOO_LATE, steps.TOO_LATE)
         finally:
             self._not_ended(overdue, now_ns)
         for name in sorted(retried):

@@ -32,7 +32,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 
 
-class State(StrEnum):
+class CommandState(StrEnum):
     HELD = "held"
     WAITING = "waiting"
     SENT = "sent"
@@ -45,13 +45,13 @@ class State(StrEnum):
     UNDELIVERABLE = "undeliverable"
 
 
-OPEN = frozenset({State.HELD, State.WAITING, State.SENT, State.RUNNING})
-UNDER_WAY = frozenset({State.SENT, State.RUNNING})
+OPEN = frozenset({CommandState.HELD, CommandState.WAITING, CommandState.SENT, CommandState.RUNNING})
+UNDER_WAY = frozenset({CommandState.SENT, CommandState.RUNNING})
 """The target has it, or may have it."""
-OUTCOMES = tuple(state for state in State if state not in OPEN)
+OUTCOMES = tuple(state for state in CommandState if state not in OPEN)
 
 
-class Step(StrEnum):
+class CommandStep(StrEnum):
     """What can happen."""
 
     RELEASE = "release"
@@ -83,68 +83,70 @@ class Step(StrEnum):
     """Where the target has it and cannot stop, it is only told to, and its answer is awaited: see `steps`."""
 
 
-S = State
+S = CommandState
 WORDS = {
-    Step.SUCCEEDED: S.OK,
-    Step.FAILED: S.FAILED,
-    Step.GAVE_UP: S.TIMED_OUT,
-    Step.STOPPED: S.CANCELLED,
+    CommandStep.SUCCEEDED: S.OK,
+    CommandStep.FAILED: S.FAILED,
+    CommandStep.GAVE_UP: S.TIMED_OUT,
+    CommandStep.STOPPED: S.CANCELLED,
 }
 """The ends that a target can report itself."""
-TABLE: Mapping[State, Mapping[Step, State]] = {
+TABLE: Mapping[CommandState, Mapping[CommandStep, CommandState]] = {
     S.HELD: {
-        Step.RELEASE: S.WAITING,
-        Step.REMOVED: S.UNDELIVERABLE,
-        Step.TOO_LATE: S.EXPIRED,
-        Step.CANCEL: S.CANCELLED,
+        CommandStep.RELEASE: S.WAITING,
+        CommandStep.REMOVED: S.UNDELIVERABLE,
+        CommandStep.TOO_LATE: S.EXPIRED,
+        CommandStep.CANCEL: S.CANCELLED,
     },
     S.WAITING: {
         **WORDS,
-        Step.HAND_OVER: S.SENT,
-        Step.NOBODY: S.UNDELIVERABLE,
-        Step.UNSENDABLE: S.UNDELIVERABLE,
-        Step.REMOVED: S.UNDELIVERABLE,
-        Step.STARTED: S.RUNNING,
-        Step.TOO_LATE: S.EXPIRED,
-        Step.CANCEL: S.CANCELLED,
+        CommandStep.HAND_OVER: S.SENT,
+        CommandStep.NOBODY: S.UNDELIVERABLE,
+        CommandStep.UNSENDABLE: S.UNDELIVERABLE,
+        CommandStep.REMOVED: S.UNDELIVERABLE,
+        CommandStep.STARTED: S.RUNNING,
+        CommandStep.TOO_LATE: S.EXPIRED,
+        CommandStep.CANCEL: S.CANCELLED,
     },
     S.SENT: {
         **WORDS,
-        Step.TURN_BACK: S.WAITING,
-        Step.NEW_SESSION: S.WAITING,
-        Step.LOST: S.FAILED,
-        Step.REMOVED: S.FAILED,
-        Step.STARTED: S.RUNNING,
-        Step.TOO_LATE: S.TIMED_OUT,
-        Step.CANCEL: S.CANCELLED,
+        CommandStep.TURN_BACK: S.WAITING,
+        CommandStep.NEW_SESSION: S.WAITING,
+        CommandStep.LOST: S.FAILED,
+        CommandStep.REMOVED: S.FAILED,
+        CommandStep.STARTED: S.RUNNING,
+        CommandStep.TOO_LATE: S.TIMED_OUT,
+        CommandStep.CANCEL: S.CANCELLED,
     },
     S.RUNNING: {
         **WORDS,
-        Step.LOST: S.FAILED,
-        Step.REMOVED: S.FAILED,
-        Step.TOO_LATE: S.TIMED_OUT,
-        Step.CANCEL: S.CANCELLED,
+        CommandStep.LOST: S.FAILED,
+        CommandStep.REMOVED: S.FAILED,
+        CommandStep.TOO_LATE: S.TIMED_OUT,
+        CommandStep.CANCEL: S.CANCELLED,
     },
     **{outcome: {} for outcome in OUTCOMES},
 }
 
 
-def after(state: State, step: Step, *, repeatable: bool = True, delivered: bool = False) -> State:
+def after(
+    state: CommandState, step: CommandStep, *, repeatable: bool = True, delivered: bool = False
+) -> CommandState:
     """The next state; the same one if the step means nothing there.
 
     `delivered` says that an earlier session may have brought the command to its target, which is
     why WAITING then does not end as if nothing could have happened.
     """
-    if step is (Step.LOST if repeatable else Step.NEW_SESSION):
+    if step is (CommandStep.LOST if repeatable else CommandStep.NEW_SESSION):
         return state
     if state is S.WAITING and delivered:
         return _AGAIN.get(step, TABLE[state].get(step, state))
     return TABLE[state].get(step, state)
 
 
-_AGAIN: Mapping[Step, State] = {
-    Step.NOBODY: S.WAITING,
-    Step.UNSENDABLE: S.FAILED,
-    Step.REMOVED: S.FAILED,
-    Step.TOO_LATE: S.TIMED_OUT,
+_AGAIN: Mapping[CommandStep, CommandState] = {
+    CommandStep.NOBODY: S.WAITING,
+    CommandStep.UNSENDABLE: S.FAILED,
+    CommandStep.REMOVED: S.FAILED,
+    CommandStep.TOO_LATE: S.TIMED_OUT,
 }

@@ -17,20 +17,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from fleetplane.kernel.commands.kinds import TargetSpec, TargetStatus
-from fleetplane.kernel.commands.rules import UNDER_WAY, State, Step
+from fleetplane.kernel.commands.kinds import CommandTargetSpec, TargetStatus
+from fleetplane.kernel.commands.rules import UNDER_WAY, CommandState, CommandStep
 from fleetplane.kernel.commands.steps import Condition
 from fleetplane.kernel.resources import Kind, Resource, SpecT, StatusT
 from fleetplane.kernel.store import Draft
 
 
-class Reader(Protocol):
+class SessionReader(Protocol):
     """The store, or a draft of a transaction."""
 
     def get(self, kind: Kind[SpecT, StatusT], scope: str, name: str) -> Resource[SpecT, StatusT] | None: ...
 
 
-class Places(Protocol):
+class SessionPlaces(Protocol):
     """Where the targets of a channel have their sessions: see `kernel.presence.Whereabouts`.
 
     Numbers of sessions grow: a later session of a target has a higher one, on whichever server.
@@ -43,16 +43,16 @@ class Places(Protocol):
     def session_here(self, agent: str) -> int | None:
         """The session that a target has on this server."""
 
-    def named(self, reader: Reader, agent: str) -> int | None:
+    def named(self, reader: SessionReader, agent: str) -> int | None:
         """The session that counts, on whichever server."""
 
 
-Conditions = Mapping[Step, Condition]
+Conditions = Mapping[CommandStep, Condition]
 ALWAYS: Conditions = {}
 
 
 class SessionRules:
-    def __init__(self, places: Places | None) -> None:
+    def __init__(self, places: SessionPlaces | None) -> None:
         self._places = places if places is not None and places.shared else None
 
     def __repr__(self) -> str:
@@ -66,19 +66,21 @@ class SessionRules:
         """The session that a target has on this server; on a database file it may always have one."""
         return 0 if self._places is None else self._places.session_here(target)
 
-    def first_state(self, draft: Draft, target: str, ready: int | None, *, wait: bool) -> tuple[State, int]:
+    def first_state(
+        self, draft: Draft, target: str, ready: int | None, *, wait: bool
+    ) -> tuple[CommandState, int]:
         """Of a new command. `ready` is the session that a target has here, if that has room for it."""
         named = self._named(draft, target)
         if named is None:
-            return State.WAITING if wait else State.UNDELIVERABLE, 0
-        return (State.SENT, named) if named == ready else (State.WAITING, 0)
+            return CommandState.WAITING if wait else CommandState.UNDELIVERABLE, 0
+        return (CommandState.SENT, named) if named == ready else (CommandState.WAITING, 0)
 
     def handing_over(self, session: int) -> Conditions:
         if self._places is None:
             return ALWAYS
         return {
-            Step.HAND_OVER: lambda draft, spec, _: self._named(draft, spec.target) == session,
-            Step.NOBODY: self._nobody,
+            CommandStep.HAND_OVER: lambda draft, spec, _: self._named(draft, spec.target) == session,
+            CommandStep.NOBODY: self._nobody,
         }
 
     def turning_back(self, session: int, *, refused: bool) -> Conditions:
@@ -86,28 +88,28 @@ class SessionRules:
         if self._places is None:
             return ALWAYS
 
-        def nobody(draft: Draft, spec: TargetSpec, _: TargetStatus) -> bool:
+        def nobody(draft: Draft, spec: CommandTargetSpec, _: TargetStatus) -> bool:
             named = self._named(draft, spec.target)
             return named is None or (refused and named == session)
 
-        return {Step.TURN_BACK: _sent_in(session), Step.NOBODY: nobody}
+        return {CommandStep.TURN_BACK: _sent_in(session), CommandStep.NOBODY: nobody}
 
     def losing(self, session: int | None) -> Conditions:
         """Of the session that has ended; None: of all that presence does not name."""
         if self._places is None:
             return ALWAYS
         ended = self._unnamed if session is None else _sent_in(session)
-        return {Step.LOST: ended, Step.FAILED: ended, Step.NOBODY: self._nobody}
+        return {CommandStep.LOST: ended, CommandStep.FAILED: ended, CommandStep.NOBODY: self._nobody}
 
     def renewing(self, session: int | None) -> Conditions:
         """Of a session that begins; None: of whichever presence names."""
         if self._places is None:
             return ALWAYS
         if session is None:
-            return {Step.NEW_SESSION: self._unnamed}
-        return {Step.NEW_SESSION: lambda _, __, status: status.session < session}
+            return {CommandStep.NEW_SESSION: self._unnamed}
+        return {CommandStep.NEW_SESSION: lambda _, __, status: status.session < session}
 
-    def may_be_lost(self, reader: Reader, spec: TargetSpec, status: TargetStatus) -> bool:
+    def may_be_lost(self, reader: SessionReader, spec: CommandTargetSpec, status: TargetStatus) -> bool:
         """Whether a target may concern a session that nobody has any more."""
         if self._places is None:
             return True
@@ -118,10 +120,10 @@ class SessionRules:
         assert self._places is not None
         return self._places.named(draft, target)
 
-    def _nobody(self, draft: Draft, spec: TargetSpec, _: TargetStatus) -> bool:
+    def _nobody(self, draft: Draft, spec: CommandTargetSpec, _: TargetStatus) -> bool:
         return self._named(draft, spec.target) is None
 
-    def _unnamed(self, draft: Draft, spec: TargetSpec, status: TargetStatus) -> bool:
+    def _unnamed(self, draft: Draft, spec: CommandTargetSpec, status: TargetStatus) -> bool:
         return self._named(draft, spec.target) != status.session
 
 

@@ -18,11 +18,11 @@ from fleetplane.kernel.commands.kinds import (
     CommandSpec,
     CommandStatus,
     CommandTarget,
-    TargetSpec,
+    CommandTargetSpec,
     TargetStatus,
     targets_scope,
 )
-from fleetplane.kernel.commands.rules import OPEN, UNDER_WAY, State, Step
+from fleetplane.kernel.commands.rules import OPEN, UNDER_WAY, CommandState, CommandStep
 from fleetplane.kernel.resources import AnyKind, Key
 from fleetplane.kernel.store import ABSENT, Draft
 
@@ -33,7 +33,7 @@ AWAY = "the target is away"
 MAY_FINISH = "told to stop; may finish"
 
 
-Condition = Callable[[Draft, TargetSpec, TargetStatus], bool]
+Condition = Callable[[Draft, CommandTargetSpec, TargetStatus], bool]
 """Whether a step concerns a target as it is in a transaction."""
 
 
@@ -42,20 +42,20 @@ class Move:
     """Steps for one target, taken in order and together."""
 
     key: Key
-    steps: Sequence[Step]
+    steps: Sequence[CommandStep]
     detail: str = ""
     result: bytes = b""
     stops: bool = True
     """Whether the target can stop what it has; one that cannot is only told to."""
     session: int = 0
     """The session in which it is handed over, or in which the target says something."""
-    only_if: Mapping[Step, Condition] = field(default_factory=dict)
+    only_if: Mapping[CommandStep, Condition] = field(default_factory=dict)
     """Steps that are passed over unless this holds when they are decided."""
 
 
-def begun(state: State, spec: CommandSpec, now_ns: int, session: int = 0) -> TargetStatus:
-    if state is not State.SENT:
-        detail = AWAY if state is State.UNDELIVERABLE else ""
+def begun(state: CommandState, spec: CommandSpec, now_ns: int, session: int = 0) -> TargetStatus:
+    if state is not CommandState.SENT:
+        detail = AWAY if state is CommandState.UNDELIVERABLE else ""
         return TargetStatus(state=state, changed_at_ns=now_ns, detail=detail)
     return TargetStatus(
         state=state,
@@ -72,7 +72,7 @@ def write_down(
     command: str,
     *,
     spec: CommandSpec,
-    first: Mapping[str, tuple[State, int]],
+    first: Mapping[str, tuple[CommandState, int]],
     deliver_by_ns: int,
 ) -> tuple[Command, list[CommandTarget]]:
     """A new command with all its targets, each in its first state and in the session that it is sent in."""
@@ -82,7 +82,7 @@ def write_down(
             COMMAND_TARGET,
             below,
             name,
-            spec=TargetSpec(
+            spec=CommandTargetSpec(
                 command=command,
                 command_scope=scope,
                 channel=spec.channel,
@@ -103,7 +103,7 @@ def write_down(
 def take(draft: Draft, moves: Sequence[Move]) -> list[CommandTarget]:
     """Decide every move on what is so now, and write what changed, with the commands' sums."""
     changed: list[CommandTarget] = []
-    ended: dict[tuple[str, str], list[State]] = {}
+    ended: dict[tuple[str, str], list[CommandState]] = {}
     for move in moves:
         target = draft.get(COMMAND_TARGET, move.key.scope, move.key.name)
         command = draft.get(COMMAND, target.spec.command_scope, target.spec.command) if target else None
@@ -129,16 +129,16 @@ def _taken(draft: Draft, target: CommandTarget, move: Move, command: CommandSpec
         condition = move.only_if.get(asked)
         if condition is not None and not condition(draft, target.spec, status):
             continue
-        if asked is Step.TOO_LATE and now_ns < (_due_ns(target.spec, status) or 0):
+        if asked is CommandStep.TOO_LATE and now_ns < (_due_ns(target.spec, status) or 0):
             continue  # it was another state's deadline, or another clock's
-        if asked is Step.CANCEL and not move.stops and status.state in UNDER_WAY:
+        if asked is CommandStep.CANCEL and not move.stops and status.state in UNDER_WAY:
             if not status.told_to_stop:
                 status = msgspec.structs.replace(
                     status, told_to_stop=True, detail=f"{MAY_FINISH}: {move.detail}"[:DETAIL_LIMIT]
                 )
             continue
-        step = Step.TOO_LATE if overdue and asked is Step.HAND_OVER else asked
-        if overdue and asked is Step.NEW_SESSION:
+        step = CommandStep.TOO_LATE if overdue and asked is CommandStep.HAND_OVER else asked
+        if overdue and asked is CommandStep.NEW_SESSION:
             continue  # too late to send it again: what was sent may still be answered
         state = rules.after(
             status.state, step, repeatable=command.repeatable, delivered=status.deliveries > 0
@@ -148,40 +148,40 @@ def _taken(draft: Draft, target: CommandTarget, move: Move, command: CommandSpec
         status = TargetStatus(
             state=state,
             changed_at_ns=now_ns,
-            deliveries=status.deliveries + (step is Step.HAND_OVER) - (step is Step.TURN_BACK),
+            deliveries=status.deliveries + (step is CommandStep.HAND_OVER) - (step is CommandStep.TURN_BACK),
             run_by_ns=_run_by_ns(status, state, command, now_ns),
             detail="" if state in OPEN else _words(status, state, move),
-            told_to_stop=status.told_to_stop and state is not State.WAITING,
+            told_to_stop=status.told_to_stop and state is not CommandState.WAITING,
             result=b"" if state in OPEN else move.result,
             session=_session(status, state, step, move),
         )
     return status
 
 
-def _session(status: TargetStatus, state: State, step: Step, move: Move) -> int:
+def _session(status: TargetStatus, state: CommandState, step: CommandStep, move: Move) -> int:
     """The session in which its outcome is awaited: the one that it was sent in, or that says it began."""
-    if state is State.WAITING:
+    if state is CommandState.WAITING:
         return 0
-    return move.session if step in (Step.HAND_OVER, Step.STARTED) else status.session
+    return move.session if step in (CommandStep.HAND_OVER, CommandStep.STARTED) else status.session
 
 
-def _due_ns(spec: TargetSpec, status: TargetStatus) -> int | None:
+def _due_ns(spec: CommandTargetSpec, status: TargetStatus) -> int | None:
     return status.run_by_ns if status.state in UNDER_WAY else spec.deliver_by_ns
 
 
-def _words(status: TargetStatus, state: State, move: Move) -> str:
-    unsure = status.told_to_stop and state is State.TIMED_OUT and not move.result
+def _words(status: TargetStatus, state: CommandState, move: Move) -> str:
+    unsure = status.told_to_stop and state is CommandState.TIMED_OUT and not move.result
     return (f"{MAY_FINISH}: {move.detail}" if unsure else move.detail)[:DETAIL_LIMIT]
 
 
-def _run_by_ns(status: TargetStatus, state: State, command: CommandSpec, now_ns: int) -> int | None:
+def _run_by_ns(status: TargetStatus, state: CommandState, command: CommandSpec, now_ns: int) -> int | None:
     """Counted from the handing over; from its first word if that overtook the note of it."""
-    if state is State.SENT or (state is State.RUNNING and status.run_by_ns is None):
+    if state is CommandState.SENT or (state is CommandState.RUNNING and status.run_by_ns is None):
         return now_ns + command.run_for_ns
-    return status.run_by_ns if state is State.RUNNING else None
+    return status.run_by_ns if state is CommandState.RUNNING else None
 
 
-def _sum_up(draft: Draft, ended: Mapping[tuple[str, str], Sequence[State]]) -> None:
+def _sum_up(draft: Draft, ended: Mapping[tuple[str, str], Sequence[CommandState]]) -> None:
     for (scope, name), states in ended.items():
         command = draft.get(COMMAND, scope, name)
         assert command is not None
@@ -190,7 +190,7 @@ def _sum_up(draft: Draft, ended: Mapping[tuple[str, str], Sequence[State]]) -> N
         draft.put(COMMAND, scope, name, spec=command.spec, status=status)
 
 
-def counted(status: CommandStatus, states: Iterable[State], now_ns: int) -> CommandStatus:
+def counted(status: CommandStatus, states: Iterable[CommandState], now_ns: int) -> CommandStatus:
     outcomes = dict(status.outcomes)
     open_ = status.open
     for state in states:

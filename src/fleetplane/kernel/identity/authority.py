@@ -40,7 +40,7 @@ from fleetplane.kernel.identity.roots import (
     write_root,
 )
 from fleetplane.kernel.identity.sealed_secret import NO_VERSION, HeldSecret, SealedSecret
-from fleetplane.kernel.identity.succession import Phase, Succession
+from fleetplane.kernel.identity.succession import Succession, SuccessionPhase
 from fleetplane.kernel.store import Store
 from fleetplane.kernel.unbroken import finish
 
@@ -70,7 +70,7 @@ WORKLOAD = AuthorityPurpose(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Issued:
+class IssuedCertificate:
     """A certificate with its chain, and the private key where we made it."""
 
     certificate_pem: bytes
@@ -88,7 +88,7 @@ class Issued:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class TrustedAuthority:
     """One authority that is trusted now."""
 
     key_id: str
@@ -152,7 +152,7 @@ class Authority:
         self._succession = succession
         self._key = private_key(succession.current.private_der)
         self._members = tuple(
-            Member(key_id=key_id_of(certificate), certificate=certificate, signs=index == 0)
+            TrustedAuthority(key_id=key_id_of(certificate), certificate=certificate, signs=index == 0)
             for index, certificate in enumerate(
                 x509.load_der_x509_certificate(record.certificate_der) for record in succession.trusted
             )
@@ -181,7 +181,7 @@ class Authority:
         return self._members[0].key_id
 
     @property
-    def members(self) -> Sequence[Member]:
+    def members(self) -> Sequence[TrustedAuthority]:
         """All that are trusted now, the one that signs first."""
         return self._members
 
@@ -204,7 +204,7 @@ class Authority:
     # Succession.
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> SuccessionPhase:
         return self._succession.phase
 
     @property
@@ -302,7 +302,7 @@ class Authority:
 
     # Issuing.
 
-    def issue_server(self, names: Iterable[str]) -> Issued:
+    def issue_server(self, names: Iterable[str]) -> IssuedCertificate:
         """A server's certificate for host names and addresses, with a key of its own."""
         key = ec.generate_private_key(ec.SECP256R1())
         alternatives = [host_name(name) for name in names]
@@ -325,7 +325,7 @@ class Authority:
         uris: bool = True,
         serial: int | None = None,
         backdate: timedelta = BACKDATE,
-    ) -> Issued:
+    ) -> IssuedCertificate:
         """A client's certificate for a key that never left it.
 
         Role and tenant stand in it as URIs; without `uris` it has no alternative names at all,
@@ -346,7 +346,9 @@ class Authority:
             builder = builder.add_extension(extension, critical=False)
         return self._sign(builder, None)
 
-    def issue_leaf(self, public_key: PublicKey, profile: LeafProfile, *, serial: int | None = None) -> Issued:
+    def issue_leaf(
+        self, public_key: PublicKey, profile: LeafProfile, *, serial: int | None = None
+    ) -> IssuedCertificate:
         """A certificate as someone configured it, for a key that never left its owner."""
         builder = self._builder(profile.name(), public_key, profile.life, serial=serial, backdate=BACKDATE)
         builder = builder.add_extension(key_usage(digital_signature=True), critical=True)
@@ -393,10 +395,10 @@ class Authority:
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
         )
 
-    def _sign(self, builder: x509.CertificateBuilder, key_pem: bytes | None) -> Issued:
+    def _sign(self, builder: x509.CertificateBuilder, key_pem: bytes | None) -> IssuedCertificate:
         certificate = builder.sign(self._key, signature_hash(self._key))
         chain = certificate.public_bytes(serialization.Encoding.PEM) + self._issuer_pem
-        return Issued(
+        return IssuedCertificate(
             certificate_pem=chain,
             key_pem=key_pem,
             not_after=certificate.not_valid_after_utc,

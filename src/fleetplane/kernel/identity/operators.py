@@ -17,7 +17,7 @@ from fleetplane.kernel.identity.ended_places import has_ended
 from fleetplane.kernel.identity.master_key import MasterKey
 from fleetplane.kernel.identity.revocation import Revocations
 from fleetplane.kernel.identity.signing import SigningKeys
-from fleetplane.kernel.identity.tokens import Tokens
+from fleetplane.kernel.identity.tokens import OneTimeTokens
 from fleetplane.kernel.store import Store
 
 AUDIENCE = "fleetplane-operator"
@@ -33,7 +33,7 @@ class Operators:
         self._master = master
         self._clock = clock
         self._revocations = Revocations(store, clock)
-        self.tokens = Tokens(store, master, clock)
+        self.tokens = OneTimeTokens(store, master, clock)
         self._sessions: SigningKeys | None = None
 
     def __repr__(self) -> str:

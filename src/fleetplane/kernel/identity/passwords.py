@@ -43,17 +43,17 @@ ACCOUNTS_REMEMBERED = 10_000
 """Accounts with recent failures; the oldest is forgotten first."""
 
 
-class Fault(StrEnum):
+class PasswordFault(StrEnum):
     """Why a password cannot be set."""
 
     TOO_SHORT = f"Must have at least {PASSWORD_MINIMUM} characters"
     TOO_LONG = f"Must take at most {PASSWORD_LIMIT_BYTES} bytes"
 
 
-def fault(password: str) -> Fault | None:
+def fault(password: str) -> PasswordFault | None:
     if len(password) < PASSWORD_MINIMUM:
-        return Fault.TOO_SHORT
-    return Fault.TOO_LONG if _is_too_long(password) else None
+        return PasswordFault.TOO_SHORT
+    return PasswordFault.TOO_LONG if _is_too_long(password) else None
 
 
 class HashingQueue:
@@ -225,7 +225,7 @@ def _is_too_long(password: str) -> bool:
     return len(password.encode("utf-8", "replace")) > PASSWORD_LIMIT_BYTES
 
 
-class Failures:
+class LoginFailures:
     """Failed logins per account, and the pause after too many. Pure but for what it remembers."""
 
     def __init__(self, *, limit: int, pause_seconds: float = PAUSE_SECONDS) -> None:

@@ -19,7 +19,7 @@ import msgspec
 from fleetplane.kernel.errors import FailedPrecondition
 
 
-class Phase(StrEnum):
+class SuccessionPhase(StrEnum):
     STEADY = "steady"
     ANNOUNCED = "announced"
     SWITCHED = "switched"
@@ -48,10 +48,10 @@ class Succession(msgspec.Struct, frozen=True, kw_only=True):
     """How often the set of those that are trusted has changed."""
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> SuccessionPhase:
         if self.following is not None:
-            return Phase.ANNOUNCED
-        return Phase.SWITCHED if self.preceding is not None else Phase.STEADY
+            return SuccessionPhase.ANNOUNCED
+        return SuccessionPhase.SWITCHED if self.preceding is not None else SuccessionPhase.STEADY
 
     @property
     def trusted(self) -> tuple[AuthorityRecord, ...]:
@@ -61,11 +61,11 @@ class Succession(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def announce(self, following: AuthorityRecord, *, now_ns: int) -> Succession:
-        _expect(self.phase, Phase.STEADY)
+        _expect(self.phase, SuccessionPhase.STEADY)
         return self._after(following=following, trusted_since_ns=now_ns, changes=self.changes + 1)
 
     def switch(self, *, now_ns: int, cross_der: bytes | None = None) -> Succession:
-        _expect(self.phase, Phase.ANNOUNCED)
+        _expect(self.phase, SuccessionPhase.ANNOUNCED)
         assert self.following is not None
         before = msgspec.structs.replace(self.current, private_der=None)
         return self._after(
@@ -77,7 +77,7 @@ class Succession(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def retire(self, *, now_ns: int) -> Succession:
-        _expect(self.phase, Phase.SWITCHED)
+        _expect(self.phase, SuccessionPhase.SWITCHED)
         return self._after(preceding=None, cross_der=None, trusted_since_ns=now_ns, changes=self.changes + 1)
 
     def _after(self, **changed: object) -> Succession:
@@ -85,17 +85,17 @@ class Succession(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _WORDS = {
-    Phase.STEADY: "only one authority is trusted, and no other was announced",
-    Phase.ANNOUNCED: "the next authority was announced and does not sign yet",
-    Phase.SWITCHED: "the authority before the present one is still trusted",
+    SuccessionPhase.STEADY: "only one authority is trusted, and no other was announced",
+    SuccessionPhase.ANNOUNCED: "the next authority was announced and does not sign yet",
+    SuccessionPhase.SWITCHED: "the authority before the present one is still trusted",
 }
 _HINTS = {
-    Phase.STEADY: "announce the next authority first",
-    Phase.ANNOUNCED: "switch to it next",
-    Phase.SWITCHED: "retire the one before first",
+    SuccessionPhase.STEADY: "announce the next authority first",
+    SuccessionPhase.ANNOUNCED: "switch to it next",
+    SuccessionPhase.SWITCHED: "retire the one before first",
 }
 
 
-def _expect(found: Phase, wanted: Phase) -> None:
+def _expect(found: SuccessionPhase, wanted: SuccessionPhase) -> None:
     if found is not wanted:
         raise FailedPrecondition(_WORDS[found], hint=_HINTS[found], details={"phase": found.value})

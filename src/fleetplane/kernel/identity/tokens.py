@@ -58,7 +58,7 @@ class Minted:
         return f"<Minted {self.record.name}>"
 
 
-class Tokens:
+class OneTimeTokens:
     def __init__(self, store: Store, master: MasterKey, clock: Clock) -> None:
         self._store = store
         self._master = master

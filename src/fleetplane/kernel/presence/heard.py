@@ -35,7 +35,7 @@ CHANNEL_LIMIT_BYTES = 64
 AGENT_LIMIT_BYTES = 1024
 
 
-class Heard:
+class LastSeen:
     def __init__(self, store: Store, clock: Clock, *, channel: str) -> None:
         check_text("channel", channel, CHANNEL_LIMIT_BYTES)
         self._engine = store.shared_engine

@@ -61,7 +61,7 @@ class ReplayedHello(Unauthenticated):
     )
 
 
-class Reader(Protocol):
+class PresenceReader(Protocol):
     """The store, or a draft of a transaction."""
 
     def get(self, kind: Kind[SpecT, StatusT], scope: str, name: str) -> Resource[SpecT, StatusT] | None: ...
@@ -118,7 +118,7 @@ class Whereabouts:
         found = self._store.get(PRESENCE, self._channel, agent) if self.shared else None
         return found.spec.server if found is not None and found.spec.is_open else ""
 
-    def named(self, reader: Reader, agent: str) -> int | None:
+    def named(self, reader: PresenceReader, agent: str) -> int | None:
         """The session that the agent has, on whichever server, as a transaction or the store sees it."""
         if not self.shared:
             return self.session_here(agent)

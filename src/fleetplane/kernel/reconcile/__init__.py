@@ -1,6 +1,6 @@
 """Level-triggered controllers: a queue of keys, one owner by lease, and why nothing happens."""
 
-from fleetplane.kernel.reconcile.explanation import Explanation, Explanations, Reason, Result
+from fleetplane.kernel.reconcile.explanation import Explanation, Explanations, PassResult, Reason
 from fleetplane.kernel.reconcile.lease import LEASE, Lease, LeaseLost, LeaseSpec
 from fleetplane.kernel.reconcile.queue import WorkQueue
 from fleetplane.kernel.reconcile.reconciler import Reconciler, ReconcilerStatistics
@@ -12,9 +12,9 @@ __all__ = [
     "Lease",
     "LeaseLost",
     "LeaseSpec",
+    "PassResult",
     "Reason",
     "Reconciler",
     "ReconcilerStatistics",
-    "Result",
     "WorkQueue",
 ]

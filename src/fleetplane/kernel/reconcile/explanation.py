@@ -26,7 +26,7 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True):
     """What it is about, if not the key itself: an instance of the group, for example."""
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
+class PassResult(msgspec.Struct, frozen=True, kw_only=True):
     """What a pass over a key came to."""
 
     explanation: tuple[Reason, ...] = ()

@@ -24,7 +24,7 @@ _STALE_SLACK = 64
 """Outdated entries of the heap that are tolerated beyond one per key before it is rebuilt."""
 
 
-class _Entry:
+class _QueuedKey:
     __slots__ = ("again", "due", "order", "running")
 
     def __init__(self, due: float, order: int) -> None:
@@ -38,7 +38,7 @@ class _Entry:
 class WorkQueue:
     def __init__(self, *, limit: int = KEYS_LIMIT) -> None:
         self._limit = limit
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, _QueuedKey] = {}
         self._heap: list[tuple[float, int, str]] = []
         self._orders = itertools.count()
         self.running = 0
@@ -54,7 +54,7 @@ class WorkQueue:
         if entry is None:
             if len(self._entries) >= self._limit:
                 raise ResourceExhausted(f"{len(self._entries)} keys are queued, the most there may be")
-            self._entries[key] = entry = _Entry(due, next(self._orders))
+            self._entries[key] = entry = _QueuedKey(due, next(self._orders))
             self._push(key, entry)
         elif entry.running:
             entry.again = due if entry.again is None else min(entry.again, due)
@@ -101,7 +101,7 @@ class WorkQueue:
             return None
         return entry.again if entry.running else entry.due
 
-    def _push(self, key: str, entry: _Entry) -> None:
+    def _push(self, key: str, entry: _QueuedKey) -> None:
         heapq.heappush(self._heap, (entry.due, entry.order, key))
         if len(self._heap) > 2 * len(self._entries) + _STALE_SLACK:
             self._heap = [

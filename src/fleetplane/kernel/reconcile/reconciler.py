@@ -20,7 +20,7 @@ import structlog
 from fleetplane.kernel.backoff import Backoff
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError
-from fleetplane.kernel.reconcile.explanation import Explanation, Result
+from fleetplane.kernel.reconcile.explanation import Explanation, PassResult
 from fleetplane.kernel.reconcile.lease import Lease, LeaseLost
 from fleetplane.kernel.reconcile.queue import KEYS_LIMIT, WorkQueue
 from fleetplane.kernel.store import Store
@@ -50,7 +50,7 @@ class Reconciler:
     def __init__(
         self,
         name: str,
-        reconcile: Callable[[str], Awaitable[Result]],
+        reconcile: Callable[[str], Awaitable[PassResult]],
         *,
         clock: Clock,
         store: Store,
@@ -180,7 +180,7 @@ class Reconciler:
             self._note_failure(key, error)
         self._news.set()
 
-    def _note(self, key: str, result: Result) -> None:
+    def _note(self, key: str, result: PassResult) -> None:
         now = self._clock.monotonic()
         self._passes += 1
         self._failures.pop(key, None)

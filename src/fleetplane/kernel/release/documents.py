@@ -41,7 +41,7 @@ class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
     size: int
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+class ReleaseManifest(msgspec.Struct, frozen=True, kw_only=True):
     """What a release consists of."""
 
     version: str
@@ -53,7 +53,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Whether this release may be installed although it is older than an agent's floor."""
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True):
+class UpgradeOrder(msgspec.Struct, frozen=True, kw_only=True):
     """One agent is to run one version."""
 
     agent: str
@@ -78,7 +78,7 @@ def order_payload(document: bytes) -> bytes:
     return _ORDER + document
 
 
-def encode(document: Manifest | Order) -> bytes:
+def encode(document: ReleaseManifest | UpgradeOrder) -> bytes:
     """A document as it is signed and sent: JSON."""
     return msgspec.json.encode(document)
 

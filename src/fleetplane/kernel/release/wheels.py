@@ -38,7 +38,7 @@ class Wheel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class WheelPlatform:
     """What decides which wheels can be used."""
 
     python: tuple[int, int]
@@ -71,14 +71,14 @@ def parse_wheel(file: str) -> Wheel:
     )
 
 
-def fits(wheel: Wheel, machine: Machine) -> bool:
+def fits(wheel: Wheel, machine: WheelPlatform) -> bool:
     """Whether a wheel can be used on a machine."""
     return any(_fits_python(python, abi, machine) for python in wheel.pythons for abi in wheel.abis) and any(
         _fits_platform(platform, machine) for platform in wheel.platforms
     )
 
 
-def choose(files: Iterable[str], machine: Machine) -> Sequence[Wheel]:
+def choose(files: Iterable[str], machine: WheelPlatform) -> Sequence[Wheel]:
     """One wheel of each distribution for a machine, the most specific first.
 
     Raises `InvalidArgument` if a distribution has none that fits, or the agent is not among them.
@@ -101,7 +101,7 @@ def choose(files: Iterable[str], machine: Machine) -> Sequence[Wheel]:
     return chosen
 
 
-def _fits_python(python: str, abi: str, machine: Machine) -> bool:
+def _fits_python(python: str, abi: str, machine: WheelPlatform) -> bool:
     found = re.fullmatch(r"(py|cp)([0-9])([0-9]{0,3})", python)
     if found is None or int(found[2]) != machine.python[0]:
         return False
@@ -113,7 +113,7 @@ def _fits_python(python: str, abi: str, machine: Machine) -> bool:
     return minor == machine.python[1] and abi in ("none", f"cp{found[2]}{found[3]}")
 
 
-def _fits_platform(platform: str, machine: Machine) -> bool:
+def _fits_platform(platform: str, machine: WheelPlatform) -> bool:
     if platform in ("any", f"linux_{machine.machine}"):
         return True
     if platform.startswith("musllinux_"):

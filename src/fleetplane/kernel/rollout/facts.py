@@ -27,7 +27,7 @@ class TargetFact(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Its name for people, if it has another."""
 
 
-class Reading(msgspec.Struct, frozen=True, kw_only=True):
+class GateMeasurement(msgspec.Struct, frozen=True, kw_only=True):
     """A gate's measurement; None where there is no data."""
 
     value: float | None = None
@@ -38,10 +38,10 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class RolloutFacts:
     targets: Mapping[str, TargetFact]
     """In the order in which they take their turns."""
-    gates: Mapping[str, Reading] = field(default_factory=dict)
+    gates: Mapping[str, GateMeasurement] = field(default_factory=dict)
     frozen: str = ""
     """Who froze this and why; empty if nobody did."""
     observing_since_ns: int = 0
@@ -52,14 +52,14 @@ Select = Callable[[str, Mapping[str, str]], bool]
 """Whether a selector matches labels."""
 
 
-def has_data(gate: Gate, reading: Reading | None) -> bool:
+def has_data(gate: Gate, reading: GateMeasurement | None) -> bool:
     """Whether a gate can be evaluated at all."""
     if reading is None or reading.value is None:
         return False
     return gate.max_increase is None or reading.baseline is not None
 
 
-def breach(gate: Gate, reading: Reading | None) -> str:
+def breach(gate: Gate, reading: GateMeasurement | None) -> str:
     """Why a gate is not passed; empty if it is."""
     if reading is None or reading.value is None:
         why = f" ({reading.problem})" if reading is not None and reading.problem else ""

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from fleetplane.kernel.rollout.facts import TargetFact
 from fleetplane.kernel.rollout.pass_state import PassState, with_fields
-from fleetplane.kernel.rollout.states import FORWARD, TEXT_LIMIT, Phase, TargetRecord, TargetState, changed
+from fleetplane.kernel.rollout.states import (
+    FORWARD,
+    TEXT_LIMIT,
+    RolloutPhase,
+    TargetRecord,
+    TargetState,
+    changed,
+)
 from fleetplane.kernel.values.times import NS
 
 RETURN_SECONDS = 60.0
 """How long agents have to come back to a server that was started."""
-P, T = Phase, TargetState
+P, T = RolloutPhase, TargetState
 
 
-class Observing(PassState):
+class OutcomeObserving(PassState):
     """The part of a pass that writes down what became of targets."""
 
     __slots__ = ()

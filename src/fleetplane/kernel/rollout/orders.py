@@ -17,48 +17,48 @@ from fleetplane.kernel.rollout.states import (
     ENDED,
     FORWARD,
     Approval,
-    Phase,
-    Status,
+    RolloutPhase,
+    RolloutStanding,
     TargetRecord,
     TargetState,
     changed,
     counted,
 )
 
-P, T = Phase, TargetState
+P, T = RolloutPhase, TargetState
 Targets = Mapping[str, TargetRecord]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ordered:
+class OrderedChange:
     """What an order changes."""
 
-    status: Status
+    status: RolloutStanding
     changes: Targets = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class RolloutOrder:
     """Who orders something, when and why."""
 
     actor: str
     now_ns: int
     reason: str = ""
 
-    def enter(self, status: Status, phase: Phase, default: str) -> Status:
+    def enter(self, status: RolloutStanding, phase: RolloutPhase, default: str) -> RolloutStanding:
         """The status after a transition by this person."""
         return status.entered(phase, actor=self.actor, reason=self.reason or default, now_ns=self.now_ns)
 
 
-def pause(status: Status, order: Order) -> Ordered:
+def pause(status: RolloutStanding, order: RolloutOrder) -> OrderedChange:
     """Start nothing more until it is resumed; what is in flight ends."""
     if status.phase not in FORWARD | {P.ROLLING_BACK}:
         raise FailedPrecondition(f"a rollout that is {status.phase} cannot be paused")
     held = msgspec.structs.replace(status, resume_to=status.phase)
-    return Ordered(status=order.enter(held, P.PAUSED, "paused"))
+    return OrderedChange(status=order.enter(held, P.PAUSED, "paused"))
 
 
-def resume(status: Status, targets: Targets, order: Order) -> Ordered:
+def resume(status: RolloutStanding, targets: Targets, order: RolloutOrder) -> OrderedChange:
     """Go on after a pause; or after a halt, in spite of what has failed until now."""
     if status.phase not in (P.PAUSED, P.HALTED):
         raise FailedPrecondition(f"a rollout that is {status.phase} cannot be resumed")
@@ -69,17 +69,17 @@ def resume(status: Status, targets: Targets, order: Order) -> Ordered:
             if record.state in (T.FAILED, T.NOT_DELIVERED) and not record.forgiven:
                 changes[name] = msgspec.structs.replace(record, forgiven=True)
     after = order.enter(status, goes_to, "resumed")
-    return Ordered(status=_fresh(after, order), changes=changes)
+    return OrderedChange(status=_fresh(after, order), changes=changes)
 
 
-def _fresh(status: Status, order: Order) -> Status:
+def _fresh(status: RolloutStanding, order: RolloutOrder) -> RolloutStanding:
     """A soak that goes on has its whole time again."""
     return msgspec.structs.replace(
         status, resume_to=None, halt=(), soak_since_ns=0, soak_started_at_ns=order.now_ns
     )
 
 
-def approve(policy: Policy, status: Status, wave: int, order: Order) -> Ordered:
+def approve(policy: Policy, status: RolloutStanding, wave: int, order: RolloutOrder) -> OrderedChange:
     """Let a wave start that needs an approval."""
     if status.phase in ENDED:
         raise FailedPrecondition(f"the rollout is {status.phase}")
@@ -87,12 +87,14 @@ def approve(policy: Policy, status: Status, wave: int, order: Order) -> Ordered:
         needed = ", ".join(map(str, policy.approvals)) or "none"
         raise InvalidArgument(f"wave {wave} needs no approval", field="wave", hint=f"those that do: {needed}")
     if wave in {one.wave for one in status.approvals}:
-        return Ordered(status=status)
+        return OrderedChange(status=status)
     given = Approval(wave=wave, actor=order.actor, at_ns=order.now_ns)
-    return Ordered(status=msgspec.structs.replace(status, approvals=(*status.approvals, given)))
+    return OrderedChange(status=msgspec.structs.replace(status, approvals=(*status.approvals, given)))
 
 
-def retry(status: Status, targets: Targets, names: Collection[str], order: Order) -> Ordered:
+def retry(
+    status: RolloutStanding, targets: Targets, names: Collection[str], order: RolloutOrder
+) -> OrderedChange:
     """Ask targets that failed, or were not reached, once more; all of them if none are named."""
     if status.phase not in (P.HALTED, P.PAUSED, P.MOVING, P.SOAKING) or status.resume_to is P.ROLLING_BACK:
         raise FailedPrecondition(f"nothing is tried again in a rollout that is {status.phase}")
@@ -118,7 +120,9 @@ def retry(status: Status, targets: Targets, names: Collection[str], order: Order
     return _counted(status, targets, changes)
 
 
-def skip(status: Status, targets: Targets, names: Collection[str], order: Order) -> Ordered:
+def skip(
+    status: RolloutStanding, targets: Targets, names: Collection[str], order: RolloutOrder
+) -> OrderedChange:
     """Leave targets out: they are neither asked nor waited for, nor counted as failed."""
     if status.phase in ENDED:
         raise FailedPrecondition(f"the rollout is {status.phase}")
@@ -133,25 +137,25 @@ def skip(status: Status, targets: Targets, names: Collection[str], order: Order)
     return _counted(status, targets, changes)
 
 
-def abort(status: Status, order: Order) -> Ordered:
+def abort(status: RolloutStanding, order: RolloutOrder) -> OrderedChange:
     """End it: what is in flight ends, what has moved stays, the rest is never started."""
     if status.phase in ENDED or status.phase is P.ABORTING:
         raise FailedPrecondition(f"the rollout is {status.phase} already")
-    return Ordered(status=order.enter(status, P.ABORTING, "aborted"))
+    return OrderedChange(status=order.enter(status, P.ABORTING, "aborted"))
 
 
-def undo(status: Status, order: Order) -> Ordered:
+def undo(status: RolloutStanding, order: RolloutOrder) -> OrderedChange:
     """Bring everything that has moved back to the version that it had."""
     if status.phase in (P.ROLLED_BACK, P.SUPERSEDED, P.ROLLING_BACK, P.ABORTING):
         raise FailedPrecondition(f"a rollout that is {status.phase} cannot be undone")
     after = order.enter(status, P.ROLLING_BACK, "undone")
-    return Ordered(status=msgspec.structs.replace(after, resume_to=None))
+    return OrderedChange(status=msgspec.structs.replace(after, resume_to=None))
 
 
-def supersede(status: Status, targets: Targets, order: Order) -> Ordered:
+def supersede(status: RolloutStanding, targets: Targets, order: RolloutOrder) -> OrderedChange:
     """End it in favour of a newer one, which takes all of its targets."""
     if status.phase in ENDED:
-        return Ordered(status=status)
+        return OrderedChange(status=status)
     changes = {}
     for name, record in targets.items():
         if record.state in (T.PENDING, T.MOVING, T.RETURNING):
@@ -166,6 +170,6 @@ def _named(targets: Targets, names: Collection[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _counted(status: Status, targets: Targets, changes: Targets) -> Ordered:
+def _counted(status: RolloutStanding, targets: Targets, changes: Targets) -> OrderedChange:
     counts = counted({**targets, **changes}.values())
-    return Ordered(status=msgspec.structs.replace(status, counts=counts), changes=changes)
+    return OrderedChange(status=msgspec.structs.replace(status, counts=counts), changes=changes)

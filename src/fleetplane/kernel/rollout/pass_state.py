@@ -9,13 +9,13 @@ import msgspec
 
 from fleetplane.kernel.reconcile.explanation import Reason
 from fleetplane.kernel.rollout import amounts
-from fleetplane.kernel.rollout.facts import Facts, Select
+from fleetplane.kernel.rollout.facts import RolloutFacts, Select
 from fleetplane.kernel.rollout.policy import Policy
 from fleetplane.kernel.rollout.states import (
     ACTOR,
     TEXT_LIMIT,
-    Phase,
-    Status,
+    RolloutPhase,
+    RolloutStanding,
     TargetRecord,
     TargetState,
     changed,
@@ -23,14 +23,14 @@ from fleetplane.kernel.rollout.states import (
 )
 from fleetplane.kernel.values.times import NS
 
-P, T = Phase, TargetState
+P, T = RolloutPhase, TargetState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """What a pass came to."""
 
-    status: Status
+    status: RolloutStanding
     changes: Mapping[str, TargetRecord]
     """Records of targets that differ from before."""
     asked: tuple[str, ...] = ()
@@ -49,9 +49,9 @@ class PassState:
 
     policy: Policy
     to: str
-    status: Status
+    status: RolloutStanding
     targets: dict[str, TargetRecord]
-    facts: Facts
+    facts: RolloutFacts
     now_ns: int
     select: Select
     asked: list[str] = field(default_factory=list)
@@ -85,7 +85,7 @@ class PassState:
         if self.due_ns is None or at_ns < self.due_ns:
             self.due_ns = at_ns
 
-    def enter(self, phase: Phase, reason: str) -> None:
+    def enter(self, phase: RolloutPhase, reason: str) -> None:
         self.status = self.status.entered(phase, actor=ACTOR, reason=reason, now_ns=self.now_ns)
 
     def set(self, **fields: object) -> None:
@@ -124,7 +124,7 @@ class PassState:
         self.set(resume_to=self.status.phase, halt=(reason,))
         self.enter(P.HALTED, message)
 
-    def finish(self, phase: Phase, reason: str) -> None:
+    def finish(self, phase: RolloutPhase, reason: str) -> None:
         for name, record in self.targets.items():
             if record.state is T.PENDING:
                 self.targets[name] = changed(record, T.NEVER_STARTED)
@@ -166,5 +166,5 @@ def example(failed: list[TargetRecord]) -> str:
     return next((f"; for example: {one.error}" for one in failed if one.error), "")
 
 
-def last_reason(status: Status) -> str:
+def last_reason(status: RolloutStanding) -> str:
     return status.history[-1].reason if status.history else ""

@@ -12,15 +12,15 @@ from collections.abc import Mapping
 import msgspec
 
 from fleetplane.kernel.rollout import amounts
-from fleetplane.kernel.rollout.facts import Facts, Select, TargetFact, breach, has_data
+from fleetplane.kernel.rollout.facts import RolloutFacts, Select, TargetFact, breach, has_data
 from fleetplane.kernel.rollout.pass_state import Decision, last_reason, with_fields
 from fleetplane.kernel.rollout.policy import Policy
 from fleetplane.kernel.rollout.retreating import Retreating
 from fleetplane.kernel.rollout.states import (
     ACTOR,
     ENDED,
-    Phase,
-    Status,
+    RolloutPhase,
+    RolloutStanding,
     TargetRecord,
     TargetState,
     changed,
@@ -33,15 +33,15 @@ __all__ = ["ACTOR", "Decision", "decide"]
 
 GATE_SECONDS = 5.0
 """How often gates are measured while a wave soaks."""
-P, T = Phase, TargetState
+P, T = RolloutPhase, TargetState
 
 
 def decide(
     policy: Policy,
     to: str,
-    status: Status,
+    status: RolloutStanding,
     targets: Mapping[str, TargetRecord],
-    facts: Facts,
+    facts: RolloutFacts,
     now_ns: int,
     *,
     select: Select,

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from fleetplane.kernel.rollout import amounts
-from fleetplane.kernel.rollout.observing import Observing
+from fleetplane.kernel.rollout.observing import OutcomeObserving
 from fleetplane.kernel.rollout.pass_state import example, last_reason
 from fleetplane.kernel.rollout.policy import OnHalt
-from fleetplane.kernel.rollout.states import Phase, TargetState, changed
+from fleetplane.kernel.rollout.states import RolloutPhase, TargetState, changed
 from fleetplane.kernel.values.times import NS
 
-P, T = Phase, TargetState
+P, T = RolloutPhase, TargetState
 
 
-class Retreating(Observing):
+class Retreating(OutcomeObserving):
     """The part of a pass over a rollout that goes forward no more."""
 
     __slots__ = ()

@@ -25,7 +25,7 @@ TEXT_LIMIT = 500
 """Characters of an error or a reason that is kept."""
 
 
-class Phase(StrEnum):
+class RolloutPhase(StrEnum):
     PLANNED = "planned"
     WAITING = "waiting"
     """For the window or the approval of the next wave."""
@@ -42,11 +42,11 @@ class Phase(StrEnum):
     SUPERSEDED = "superseded"
 
 
-P = Phase
+P = RolloutPhase
 ENDED = frozenset({P.DONE, P.ROLLED_BACK, P.ABORTED, P.SUPERSEDED})
 FORWARD = frozenset({P.PLANNED, P.WAITING, P.MOVING, P.SOAKING})
 _STOPPED = frozenset({P.PAUSED, P.HALTED, P.ROLLING_BACK, P.ABORTING, P.SUPERSEDED})
-TRANSITIONS: Mapping[Phase, frozenset[Phase]] = {
+TRANSITIONS: Mapping[RolloutPhase, frozenset[RolloutPhase]] = {
     P.PLANNED: frozenset({P.WAITING}) | _STOPPED,
     P.WAITING: frozenset({P.MOVING, P.DONE}) | _STOPPED,
     P.MOVING: frozenset({P.SOAKING}) | _STOPPED,
@@ -130,17 +130,17 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
 
 class Transition(msgspec.Struct, frozen=True, kw_only=True):
     at_ns: int
-    before: Phase
-    after: Phase
+    before: RolloutPhase
+    after: RolloutPhase
     actor: str
     reason: str
 
 
-class Status(msgspec.Struct, frozen=True, kw_only=True):
+class RolloutStanding(msgspec.Struct, frozen=True, kw_only=True):
     """Where a rollout stands. With its targets' records this is all of it: any server can go on."""
 
-    phase: Phase = P.PLANNED
-    resume_to: Phase | None = None
+    phase: RolloutPhase = P.PLANNED
+    resume_to: RolloutPhase | None = None
     """Where a pause, or a halt, goes on."""
     wave: int = 0
     """The wave that is under way, counted from 1; 0 before the first."""
@@ -159,7 +159,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     history: tuple[Transition, ...] = ()
     ended_at_ns: int | None = None
 
-    def entered(self, phase: Phase, *, actor: str, reason: str, now_ns: int) -> Status:
+    def entered(self, phase: RolloutPhase, *, actor: str, reason: str, now_ns: int) -> RolloutStanding:
         """The status after a transition of the table."""
         assert phase in TRANSITIONS[self.phase], f"{self.phase} -> {phase}"
         made = Transition(

@@ -6,7 +6,7 @@ from fleetplane.kernel.store.engine import Claim
 from fleetplane.kernel.store.following import follow
 from fleetplane.kernel.store.settings import StoreSettings, StoreStatistics
 from fleetplane.kernel.store.store import Store
-from fleetplane.kernel.store.transaction import Delete, Put, Release, Take, Transaction, transact_found
+from fleetplane.kernel.store.transaction import Delete, Put, ReleaseClaim, Take, Transaction, transact_found
 
 __all__ = [
     "ABSENT",
@@ -18,7 +18,7 @@ __all__ = [
     "Draft",
     "Expect",
     "Put",
-    "Release",
+    "ReleaseClaim",
     "Store",
     "StoreSettings",
     "StoreStatistics",

@@ -13,11 +13,11 @@ import structlog
 from fleetplane.kernel.errors import IntegrityError
 from fleetplane.kernel.resources import AnyKind, AnyResource, Key
 from fleetplane.kernel.store import log
-from fleetplane.kernel.store.engine import LoggedGroup, LogRow, Mark
-from fleetplane.kernel.store.group import Group
+from fleetplane.kernel.store.engine import DatabaseMark, LoggedGroup, LogRow
+from fleetplane.kernel.store.group import GroupState
 from fleetplane.kernel.store.log import Claimed, LogType, SecretChanged
 from fleetplane.kernel.store.servers import level
-from fleetplane.kernel.store.view import View
+from fleetplane.kernel.store.view import StoreView
 from fleetplane.kernel.watch import Event, EventType, Hub
 
 told = structlog.get_logger(__name__)
@@ -27,9 +27,9 @@ class Applier:
     def __init__(
         self,
         kinds: Mapping[str, AnyKind],
-        view: View,
+        view: StoreView,
         hub: Hub,
-        mark: Mark,
+        mark: DatabaseMark,
         levels: level.Levels = level.SUPPORTED,
     ) -> None:
         self._kinds = kinds
@@ -46,7 +46,7 @@ class Applier:
     def __repr__(self) -> str:
         return f"<Applier number={self.mark.number} revision={self.mark.revision}>"
 
-    def own(self, group: Group) -> None:
+    def own(self, group: GroupState) -> None:
         """What this process wrote, unless it was read from the log before the database's answer came."""
         after = group.after()
         if after.number > self.mark.number:
@@ -66,18 +66,18 @@ class Applier:
                 events.append(event)
         self._show(events, logged.mark)
 
-    def pass_over(self, mark: Mark) -> None:
+    def pass_over(self, mark: DatabaseMark) -> None:
         """A group that changed nothing, such as one that says who has the seat from now on."""
         if mark.number <= self.mark.number:
             return
         self._check(mark)
         self._show([], mark)
 
-    def _check(self, mark: Mark) -> None:
+    def _check(self, mark: DatabaseMark) -> None:
         if mark.number != self.mark.number + 1:
             raise IntegrityError(f"group {mark.number} cannot be applied after group {self.mark.number}")
 
-    def _show(self, events: list[Event], mark: Mark) -> None:
+    def _show(self, events: list[Event], mark: DatabaseMark) -> None:
         self.mark = mark
         self._hub.compacted = mark.compacted
         self._hub.publish(events, mark.revision)

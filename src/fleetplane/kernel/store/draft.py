@@ -52,14 +52,14 @@ SECRET_NAME_LIMIT_BYTES = 256
 UID_BYTES = 16
 
 
-class Expectation(Enum):
+class DraftExpectation(Enum):
     ABSENT = "absent"
 
 
-ABSENT: Final = Expectation.ABSENT
+ABSENT: Final = DraftExpectation.ABSENT
 """The precondition that there is no such resource."""
 
-Expect = int | Literal[Expectation.ABSENT] | None
+Expect = int | Literal[DraftExpectation.ABSENT] | None
 """What must be true before a write: at this revision, absent, or anything (None)."""
 
 
@@ -77,7 +77,7 @@ class Committed(msgspec.Struct, Generic[R_co], frozen=True, kw_only=True):
     """The last of this transaction; the store's, if it changed nothing."""
 
 
-class Counts:
+class ResourceCounts:
     """By how many the resources of each kind and scope differ from those of the state below."""
 
     __slots__ = ("_more",)
@@ -105,7 +105,7 @@ class DraftSource(Protocol):
     def owner(self, claim: Claim) -> str | None: ...
 
 
-class Change(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class DraftChange(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """One resource's difference, with the body to be stored."""
 
     key: Key
@@ -113,15 +113,15 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     body: bytes
 
 
-class Changes(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class DraftChanges(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """What a finished draft amounts to."""
 
-    resources: Sequence[Change]
+    resources: Sequence[DraftChange]
     """In the order of their revisions."""
     claims: Mapping[Claim, str | None]
     """The new owner; None if released."""
     secrets: Mapping[str, bytes | None]
-    notes: Sequence[audit.Change] = ()
+    notes: Sequence[audit.AuditedChange] = ()
     """For the audit log alone."""
 
     @property
@@ -145,13 +145,13 @@ class Draft:
         self._resources: dict[Key, AnyResource | None] = {}
         self._before: dict[Key, AnyResource | None] = {}
         """Of each that was put or deleted: what was there before this transaction."""
-        self._counts = Counts()
+        self._counts = ResourceCounts()
         self._renewed: set[Key] = set()
         self._deleted_at: dict[Key, int] = {}
         """The revision of the deletion of what was there before this transaction."""
         self._claims: dict[Claim, str | None] = {}
         self._secrets: dict[str, bytes | None] = {}
-        self._notes: list[audit.Change] = []
+        self._notes: list[audit.AuditedChange] = []
 
     def __repr__(self) -> str:
         return f"<Draft revision={self.revision} changes={len(self._resources)}>"
@@ -329,23 +329,25 @@ class Draft:
 
     def note(self, operation: str, name: str, digest: str = "") -> None:
         """Have something said in the audit log that is no change of the store."""
-        self._notes.append(audit.Change(operation, "", "", name, digest))
+        self._notes.append(audit.AuditedChange(operation, "", "", name, digest))
 
     # For the writer.
 
-    def finish(self, touches: Collection[Key], encode: Callable[[AnyResource], bytes] = encode) -> Changes:
+    def finish(
+        self, touches: Collection[Key], encode: Callable[[AnyResource], bytes] = encode
+    ) -> DraftChanges:
         """The net difference; refuses one that was not announced.
 
         What was written and then taken back leaves its revision unused.
         """
-        resources: list[Change] = []
+        resources: list[DraftChange] = []
         for key, after in self._resources.items():
             for kind, told in self._difference(key, self._before[key], after, touches):
                 event = Event(type=kind, resource=told, revision=told.revision)
-                resources.append(Change(key=key, event=event, body=encode(told)))
+                resources.append(DraftChange(key=key, event=event, body=encode(told)))
         if len(resources) > 1:
             resources.sort(key=lambda change: change.event.revision)
-        return Changes(
+        return DraftChanges(
             resources=resources,
             claims={
                 claim: owner for claim, owner in self._claims.items() if owner != self._ground.owner(claim)
@@ -382,22 +384,22 @@ def merged(
     return [put for _, put in sorted(found.items()) if put is not None]
 
 
-def audited(changes: Changes) -> tuple[audit.Change, ...]:
+def audited(changes: DraftChanges) -> tuple[audit.AuditedChange, ...]:
     """What the audit says of a transaction's changes: names and digests, no content."""
     entries = [
-        audit.Change("delete", *change.key, "")
+        audit.AuditedChange("delete", *change.key, "")
         if change.event.type is EventType.DELETED
-        else audit.Change("put", *change.key, audit.digest(change.body))
+        else audit.AuditedChange("put", *change.key, audit.digest(change.body))
         for change in changes.resources
     ]
     for claim, owner in changes.claims.items():
         operation, digest = ("release", "") if owner is None else ("claim", audit.digest(owner.encode()))
         entries.append(
-            audit.Change(operation, claim.kind, claim.scope, f"{claim.field}={claim.value}", digest)
+            audit.AuditedChange(operation, claim.kind, claim.scope, f"{claim.field}={claim.value}", digest)
         )
     for name, blob in changes.secrets.items():
         operation, digest = ("secret.delete", "") if blob is None else ("secret.put", audit.digest(blob))
-        entries.append(audit.Change(operation, "", "", name, digest))
+        entries.append(audit.AuditedChange(operation, "", "", name, digest))
     return (*entries, *changes.notes)
 
 

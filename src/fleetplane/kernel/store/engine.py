@@ -64,7 +64,7 @@ class ClaimRow(NamedTuple):
     owner: str
 
 
-class Author(NamedTuple):
+class GroupAuthor(NamedTuple):
     """Which process wrote a group."""
 
     server: str = ""
@@ -73,7 +73,7 @@ class Author(NamedTuple):
     """Counts the processes that had the seat, where several can write; 0 for one that has it not."""
 
 
-ALONE = Author()
+ALONE = GroupAuthor()
 """The only process that there can be."""
 
 
@@ -85,7 +85,7 @@ class SecretRow(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class DatabaseMark:
     """Where a database stands."""
 
     number: int
@@ -98,7 +98,7 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
+class ArchiveCut:
     """The end of what was archived of the audit chain."""
 
     seq: int
@@ -112,10 +112,10 @@ class WriteGroup:
 
     id: bytes
     """By which it is found again, when its commit was in doubt."""
-    author: Author = ALONE
-    before: Mark
+    author: GroupAuthor = ALONE
+    before: DatabaseMark
     """Where the writer believes the database stands; if it does not, an engine writes nothing."""
-    after: Mark
+    after: DatabaseMark
     """Its number is the next."""
     puts: list[ResourceRow] = field(default_factory=list)
     deletes: list[tuple[str, str, str]] = field(default_factory=list)
@@ -127,18 +127,18 @@ class WriteGroup:
     secrets: list[SecretRow] = field(default_factory=list)
     secret_deletes: list[tuple[str]] = field(default_factory=list)
     audit: list[audit.Row] = field(default_factory=list)
-    cut: Cut | None = None
+    cut: ArchiveCut | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class GroupOutcome:
     """What became of a group."""
 
     written: bool
     """If not, the database stood elsewhere, and is as it was."""
-    mark: Mark
+    mark: DatabaseMark
     """Where it stands now."""
-    author: Author
+    author: GroupAuthor
     """Who brought it there."""
     now_ns: int
     """The database's clock."""
@@ -151,8 +151,8 @@ class LoggedGroup:
     """A group as followers read it."""
 
     id: bytes
-    author: Author
-    mark: Mark
+    author: GroupAuthor
+    mark: DatabaseMark
     """After it."""
     log: Sequence[LogRow]
     at_ns: int
@@ -162,18 +162,18 @@ class LoggedGroup:
 class GroupPage:
     """Consecutive groups, as of one moment."""
 
-    head: Mark
-    before: Mark | None
+    head: DatabaseMark
+    before: DatabaseMark | None
     """Where the database stood at the asked number; None if that is no longer kept."""
     groups: Sequence[LoggedGroup]
     """From the one after the asked number on; without it, that one is no longer kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contents:
+class StoreContents:
     """What memory is filled with at the start, all of one moment."""
 
-    mark: Mark
+    mark: DatabaseMark
     lineage: str
     """Of the database: another one has other revisions."""
     first_revision: int
@@ -196,11 +196,11 @@ class HistoryPage:
 class Engine(Protocol):
     """One database."""
 
-    def load(self, kinds: Sequence[str]) -> AbstractAsyncContextManager[Contents]:
+    def load(self, kinds: Sequence[str]) -> AbstractAsyncContextManager[StoreContents]:
         """Everything that is kept of these kinds, as of one moment."""
         ...
 
-    async def commit(self, group: WriteGroup) -> Outcome:
+    async def commit(self, group: WriteGroup) -> GroupOutcome:
         """Make the group durable in one call, if the database stands where the writer believes.
 
         If it raises, `settle()` says whether it was written all the same. Raises `OutcomeUnknown` if that
@@ -208,7 +208,7 @@ class Engine(Protocol):
         """
         ...
 
-    async def settle(self, before: Mark, group_id: bytes, author: Author) -> Outcome:
+    async def settle(self, before: DatabaseMark, group_id: bytes, author: GroupAuthor) -> GroupOutcome:
         """Find out whether a group after `before` was written, and see that it stays so.
 
         Where its commit may still be under way, its number is taken by an empty group: then the outcome's
@@ -224,7 +224,7 @@ class Engine(Protocol):
         """Delete at most so many rows of the log that lie behind the horizon; returns how many."""
         ...
 
-    async def mark(self) -> Mark:
+    async def mark(self) -> DatabaseMark:
         """Where the database stands, as a new reader would see it."""
         ...
 

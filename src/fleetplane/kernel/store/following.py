@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from fleetplane.kernel.errors import Compacted
-from fleetplane.kernel.events import Batch
+from fleetplane.kernel.events import EventBatch
 from fleetplane.kernel.resources import AnyKind
 from fleetplane.kernel.store.store import Store
 from fleetplane.kernel.watch import Watch
@@ -20,7 +20,7 @@ async def follow(
     *,
     begin: Begin | None = None,
     again: Begin | None = None,
-) -> AsyncGenerator[Batch]:
+) -> AsyncGenerator[EventBatch]:
     """Everything that changes from now on, until cancelled.
 
     `begin` looks at what is there already, and again whenever more has happened than is kept: what it does

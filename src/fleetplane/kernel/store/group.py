@@ -14,21 +14,21 @@ from fleetplane.kernel.audit import chain as audit
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.resources import AnyResource, Key, bare, encode
 from fleetplane.kernel.store import log
-from fleetplane.kernel.store.draft import Changes, Counts, Draft, audited, merged
+from fleetplane.kernel.store.draft import Draft, DraftChanges, ResourceCounts, audited, merged
 from fleetplane.kernel.store.engine import (
     ALONE,
-    Author,
+    ArchiveCut,
     Claim,
     ClaimRow,
-    Cut,
+    DatabaseMark,
+    GroupAuthor,
     LogRow,
-    Mark,
     ResourceRow,
     SecretRow,
     WriteGroup,
 )
 from fleetplane.kernel.store.servers import level
-from fleetplane.kernel.store.view import View
+from fleetplane.kernel.store.view import StoreView
 from fleetplane.kernel.watch import Event, EventType
 
 _TYPES = {sort: sort.value for sort in EventType}
@@ -39,7 +39,7 @@ BYTES_LIMIT = 1024 * 1024
 """Of the bodies in it, likewise."""
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
+class TransactionResult(msgspec.Struct, frozen=True, kw_only=True):
     """What one transaction answers, if the group becomes durable."""
 
     value: object
@@ -49,11 +49,16 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it did or saw anything of the group, so that its answer is void without it."""
 
 
-class Group:
+class GroupState:
     """The state after each transaction of a group, on top of what is durable."""
 
     def __init__(
-        self, view: View, mark: Mark, clock: Clock, audit_key: bytes = b"", author: Author = ALONE
+        self,
+        view: StoreView,
+        mark: DatabaseMark,
+        clock: Clock,
+        audit_key: bytes = b"",
+        author: GroupAuthor = ALONE,
     ) -> None:
         self.id = clock.token_bytes(ID_BYTES)
         self.author = author
@@ -66,9 +71,9 @@ class Group:
         self._compacted = mark.compacted
         self._audit: list[audit.Row] = []
         self._resources: dict[Key, AnyResource | None] = {}
-        self._counts = Counts()
+        self._counts = ResourceCounts()
         self._bodies: dict[Key, bytes] = {}
-        self._cut: Cut | None = None
+        self._cut: ArchiveCut | None = None
         self._claims: dict[Claim, str | None] = {}
         self._secrets: dict[str, SecretRow | None] = {}
         self._rows: list[LogRow] = []
@@ -103,7 +108,7 @@ class Group:
 
     def run(
         self, change: Callable[[Draft], object], *, actor: str, action: str, touches: Collection[Key]
-    ) -> Result:
+    ) -> TransactionResult:
         """Run one transaction; if it raises, nothing of it remains."""
         depends = bool(self._audit)
         draft = Draft(self, revision=self._revision + 1, clock=self._clock)
@@ -114,13 +119,13 @@ class Group:
                 raise TypeError("a change is a plain function: it runs inside the writer and cannot wait")
             changes = draft.finish(touches, self._encode)
         except Exception as error:  # the caller's own; it is handed to the caller
-            return Result(value=None, error=error, revision=self._revision, depends=depends)
+            return TransactionResult(value=None, error=error, revision=self._revision, depends=depends)
         if changes:
             depends = True
             self._keep(changes, draft.now_ns, actor, action)
-        return Result(value=value, error=None, revision=self._revision, depends=depends)
+        return TransactionResult(value=value, error=None, revision=self._revision, depends=depends)
 
-    def _keep(self, changes: Changes, now_ns: int, actor: str, action: str) -> None:
+    def _keep(self, changes: DraftChanges, now_ns: int, actor: str, action: str) -> None:
         first = self._revision + 1
         if changes.takes_revision:
             self._revision = changes.resources[-1].event.revision if changes.resources else first
@@ -150,7 +155,7 @@ class Group:
             self._rows += log.of_claims(changes.claims, self._revision)
         if changes.secrets:
             self._keep_secrets(changes.secrets, seq)
-        entry = audit.Entry(
+        entry = audit.ChainEntry(
             seq=seq,
             revision=self._revision,
             at_ns=now_ns,
@@ -168,7 +173,7 @@ class Group:
             self._size += len(blob or b"")
         self._rows += log.of_secrets(secrets, self._revision, version)
 
-    def cut(self, cut: Cut) -> None:
+    def cut(self, cut: ArchiveCut) -> None:
         """Let the audit chain begin after an entry that is archived."""
         self._cut = cut
 
@@ -192,11 +197,11 @@ class Group:
         return bool(self._audit) or self._compacted != self._before.compacted
 
     @property
-    def before(self) -> Mark:
+    def before(self) -> DatabaseMark:
         return self._before
 
-    def after(self) -> Mark:
-        return Mark(
+    def after(self) -> DatabaseMark:
+        return DatabaseMark(
             number=self._before.number + 1,
             revision=self._revision,
             compacted=self._compacted,

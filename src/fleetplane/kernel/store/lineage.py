@@ -217,13 +217,13 @@ def begin(
     number, revision, seq, link = database.execute(
         "SELECT number, revision, audit_seq, audit_hash FROM groups ORDER BY number DESC LIMIT 1"
     ).fetchone()
-    entry = audit.Entry(
+    entry = audit.ChainEntry(
         seq=seq + 1,
         revision=max(revision + 1, above + 1, first_revision(now_ns)),
         at_ns=now_ns,
         actor=actor,
         action=action,
-        changes=(audit.Change("lineage", "", "", f"{lineage} {about}", ""),),
+        changes=(audit.AuditedChange("lineage", "", "", f"{lineage} {about}", ""),),
     )
     row = audit.append(link, entry, key)
     database.execute("INSERT INTO audit (seq, hash, entry) VALUES (?, ?, ?)", (row.seq, row.hash, row.entry))

@@ -54,15 +54,15 @@ from fleetplane.kernel.store.applier import Applier
 from fleetplane.kernel.store.chain import adopt
 from fleetplane.kernel.store.companions import Beside, Companion, together
 from fleetplane.kernel.store.draft import Committed, Draft
-from fleetplane.kernel.store.engine import ALONE, Author, Claim, Cut, Engine, LogRow
+from fleetplane.kernel.store.engine import ALONE, ArchiveCut, Claim, Engine, GroupAuthor, LogRow
 from fleetplane.kernel.store.lock import exclusive
 from fleetplane.kernel.store.servers import level, seat
 from fleetplane.kernel.store.servers.level import Levels
 from fleetplane.kernel.store.settings import StoreSettings, StoreStatistics
 from fleetplane.kernel.store.transaction import Transaction
-from fleetplane.kernel.store.view import Index, View
-from fleetplane.kernel.store.writer import TRIM_ROWS, Writer
-from fleetplane.kernel.watch import Event, EventType, Hub, Page, Watch
+from fleetplane.kernel.store.view import Index, StoreView
+from fleetplane.kernel.store.writer import TRIM_ROWS, StoreWriter
+from fleetplane.kernel.watch import Event, EventPage, EventType, Hub, Watch
 
 if TYPE_CHECKING:
     from fleetplane.kernel.store.bells.doorbell import Doorbell
@@ -106,7 +106,7 @@ class Store:
     """See `open`; the constructor takes what has been opened."""
 
     def __init__(
-        self, engine: Engine, kinds: dict[str, AnyKind], view: View, settings: StoreSettings
+        self, engine: Engine, kinds: dict[str, AnyKind], view: StoreView, settings: StoreSettings
     ) -> None:
         self._engine = engine
         self._kinds = kinds
@@ -114,7 +114,7 @@ class Store:
         self._settings = settings
         self._hub: Hub
         self._applier: Applier
-        self._writer: Writer
+        self._writer: StoreWriter
         self._audit_key = b""
         self._writing: asyncio.Task[None]
         self._companions: tuple[Companion, ...] = ()
@@ -223,7 +223,7 @@ class Store:
         broken: IntegrityError | None = None
         async with engine.load(list(by_name)) as contents:
             sealers = {name: kind.sealer for name, kind in by_name.items() if kind.sealer is not None}
-            view = View(by_name, contents.kinds, unlogged, contents.first_revision, sealers)
+            view = StoreView(by_name, contents.kinds, unlogged, contents.first_revision, sealers)
             view.claims.update((Claim(*row[:4]), row.owner) for row in contents.claims)
             async for page in contents.resources:
                 for row in page:
@@ -242,7 +242,7 @@ class Store:
         store.lineage = contents.lineage
         store._hub = Hub(store, settings.watch_limits, revision=mark.revision, compacted=mark.compacted)
         store._applier = Applier(by_name, view, store._hub, mark, settings.levels)
-        store._writer = Writer(engine, view, store._applier, settings, clock, audit_key)
+        store._writer = StoreWriter(engine, view, store._applier, settings, clock, audit_key)
         store._audit_key = audit_key
         return store
 
@@ -299,7 +299,7 @@ class Store:
 
     @asynccontextmanager
     async def written(
-        self, author: Author, *besides: Callable[[], Coroutine[Any, Any, None]]
+        self, author: GroupAuthor, *besides: Callable[[], Coroutine[Any, Any, None]]
     ) -> AsyncIterator[None]:
         """Let this process write, for as long as what runs besides does not raise."""
         self._hear_of_secrets()
@@ -476,7 +476,7 @@ class Store:
         return self._writer.clock
 
     @property
-    def author(self) -> Author:
+    def author(self) -> GroupAuthor:
         """As whom this process writes: where several servers share the database, its name and boot."""
         return self._writer.author or ALONE
 
@@ -616,7 +616,7 @@ class Store:
     def changed_since(self, kind: str, scope: str, revision: int) -> Iterable[AnyResource]:
         return self._view.changed_since(kind, scope, revision)
 
-    async def history(self, kind: str, scope: str, *, after: int, until: int) -> Page:
+    async def history(self, kind: str, scope: str, *, after: int, until: int) -> EventPage:
         """A page of logged events, for a watch that resumes."""
         page = await self._engine.history(
             kind, after=after, until=until, limit=self._settings.replay_page_events
@@ -630,7 +630,7 @@ class Store:
         ]
         if not self._kinds[kind].is_logged:
             events = [event for event in events if _is_worth_telling(event, after)]
-        return Page(revision=until if page.complete else page.events[-1].revision, events=events)
+        return EventPage(revision=until if page.complete else page.events[-1].revision, events=events)
 
     def _logged(self, row: LogRow) -> AnyResource:
         found = self._kinds[row.kind].decode_logged(row.body)
@@ -689,7 +689,7 @@ class Store:
             actor=SYSTEM,
             action="audit.archive",
             touches=frozenset(),
-            cut=Cut(seq=seq, checkpoint=checkpoint),
+            cut=ArchiveCut(seq=seq, checkpoint=checkpoint),
         )
 
     def audit_head(self) -> Head:

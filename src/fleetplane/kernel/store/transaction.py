@@ -56,7 +56,7 @@ class Take:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Release:
+class ReleaseClaim:
     kind: AnyKind
     scope: str
     field: str
@@ -64,7 +64,7 @@ class Release:
     owner: str
 
 
-Operation = Put | Delete | Take | Release
+Operation = Put | Delete | Take | ReleaseClaim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +99,7 @@ class Transaction:
                     draft.delete(kind, scope, name, expect=expect)
                 case Take(kind=kind, scope=scope, field=field, value=value, owner=owner):
                     draft.claim(kind, scope, field, value, owner)
-                case Release(kind=kind, scope=scope, field=field, value=value, owner=owner):
+                case ReleaseClaim(kind=kind, scope=scope, field=field, value=value, owner=owner):
                     draft.release(kind, scope, field, value, owner)
                 case _:
                     assert_never(operation)

@@ -115,7 +115,7 @@ def _stretches(scope: str) -> tuple[tuple[str, str], tuple[str, str]]:
     return (scope, scope + "\0"), (scope + "/", scope + "0")
 
 
-class View:
+class StoreView:
     """The live resources of every kind that this process knows."""
 
     def __init__(

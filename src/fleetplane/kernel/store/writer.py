@@ -30,19 +30,19 @@ from fleetplane.kernel.store.applier import Applier
 from fleetplane.kernel.store.draft import Committed, Draft
 from fleetplane.kernel.store.engine import (
     ALONE,
-    Author,
-    Cut,
+    ArchiveCut,
+    DatabaseMark,
     Engine,
-    Mark,
-    Outcome,
+    GroupAuthor,
+    GroupOutcome,
     Superseded,
     WriteGroup,
 )
-from fleetplane.kernel.store.group import Group, Result
+from fleetplane.kernel.store.group import GroupState, TransactionResult
 from fleetplane.kernel.store.queue.fair import FairQueue
 from fleetplane.kernel.store.queue.submissions import Settlement, Submission, settled
 from fleetplane.kernel.store.settings import StoreSettings
-from fleetplane.kernel.store.view import View
+from fleetplane.kernel.store.view import StoreView
 
 if TYPE_CHECKING:
     from fleetplane.kernel.store.servers.follower import Follower
@@ -76,22 +76,22 @@ class Overtaken(Exception):
 
 
 @dataclass(slots=True)
-class Attempt:
+class GroupAttempt:
     """Transactions run together, what each answers, and why that does not count."""
 
-    group: Group
-    results: list[Result | None]
+    group: GroupState
+    results: list[TransactionResult | None]
     error: FleetplaneError | None = None
 
 
 _NONE: dict[str, Submission] = {}
 
 
-class Writer:
+class StoreWriter:
     def __init__(
         self,
         engine: Engine,
-        view: View,
+        view: StoreView,
         applier: Applier,
         settings: StoreSettings,
         clock: Clock,
@@ -103,7 +103,7 @@ class Writer:
         self._settings = settings
         self.clock = clock
         self._audit_key = audit_key
-        self.author: Author | None = None
+        self.author: GroupAuthor | None = None
         """The author of the groups that this process writes; None as long as it must not."""
         self.follower: Follower | None = None
         """What reads the groups of other servers; None where there are none."""
@@ -115,7 +115,7 @@ class Writer:
         """The horizon, since the log was trimmed."""
         self._closing = False
         self._committing = False
-        self._doubt: Group | None = None
+        self._doubt: GroupState | None = None
         """A group whose commit failed and whose fate could not be learnt yet."""
         self._last_for_key: dict[Key, Submission] = {}
         self._last_for_kind: dict[str, dict[str, Submission]] = {}
@@ -135,7 +135,7 @@ class Writer:
         return f"<Writer revision={self.mark.revision} queued={len(self._queue)} commits={self.commits}>"
 
     @property
-    def mark(self) -> Mark:
+    def mark(self) -> DatabaseMark:
         return self._applier.mark
 
     @property
@@ -152,7 +152,7 @@ class Writer:
         action: str,
         touches: frozenset[Key],
         horizon: int = 0,
-        cut: Cut | None = None,
+        cut: ArchiveCut | None = None,
     ) -> asyncio.Future[Committed[object]]:
         """Accept a transaction. Cancelling the future withdraws it, unless it is being written already."""
         if self._closing:
@@ -261,7 +261,7 @@ class Writer:
             )
         return len(attempt.results)
 
-    async def _won(self, submissions: Sequence[Submission]) -> Attempt:
+    async def _won(self, submissions: Sequence[Submission]) -> GroupAttempt:
         """Run them on what is durable and make that durable, again whenever another server was faster."""
         for losses in range(ATTEMPTS_LIMIT):
             self._committing = False
@@ -281,19 +281,19 @@ class Writer:
             submissions, Unavailable("other servers write so much that this could not be written")
         )
 
-    def _draft(self, submissions: Sequence[Submission]) -> Attempt:
+    def _draft(self, submissions: Sequence[Submission]) -> GroupAttempt:
         """Run as many as fit into a group, on what memory shows; nothing remains of it outside."""
-        group = Group(self._view, self.mark, self.clock, self._audit_key, self.author or ALONE)
-        results: list[Result | None] = []
+        group = GroupState(self._view, self.mark, self.clock, self._audit_key, self.author or ALONE)
+        results: list[TransactionResult | None] = []
         for submission in submissions:
             results.append(self._run(group, submission))
             if group.is_full:
                 break
         if self.follower is None or group.author.term:  # one of several sees to the horizon
             self._move_horizon(group)
-        return Attempt(group, results)
+        return GroupAttempt(group, results)
 
-    async def _attempt(self, attempt: Attempt) -> Attempt:
+    async def _attempt(self, attempt: GroupAttempt) -> GroupAttempt:
         """Commit a group, or see that what its transactions were refused for is still so."""
         group = attempt.group
         if group.changed:
@@ -312,10 +312,10 @@ class Writer:
     def _may_lock(self) -> bool:
         return self.follower is not None and self.clock.monotonic() >= self._lock_due
 
-    async def _attempt_alone(self, submissions: Sequence[Submission]) -> Attempt:
+    async def _attempt_alone(self, submissions: Sequence[Submission]) -> GroupAttempt:
         """Catch up and commit while no other server can write: who is slow comes to its turn, too."""
         assert self.follower is not None
-        made: Attempt | None = None
+        made: GroupAttempt | None = None
 
         def draft() -> WriteGroup | None:
             nonlocal made
@@ -344,12 +344,12 @@ class Writer:
             made.error = self._judged(made.group, outcome)
         return made
 
-    def _failed(self, submissions: Sequence[Submission], error: FleetplaneError) -> Attempt:
+    def _failed(self, submissions: Sequence[Submission], error: FleetplaneError) -> GroupAttempt:
         """Nothing of them was written."""
-        group = Group(self._view, self.mark, self.clock, self._audit_key)
-        return Attempt(group, [None] * len(submissions), error)
+        group = GroupState(self._view, self.mark, self.clock, self._audit_key)
+        return GroupAttempt(group, [None] * len(submissions), error)
 
-    def _run(self, group: Group, submission: Submission) -> Result | None:
+    def _run(self, group: GroupState, submission: Submission) -> TransactionResult | None:
         if submission.answer.done():  # its caller has gone away before it began
             return None
         if submission.horizon:
@@ -361,7 +361,7 @@ class Writer:
             group.cut(submission.cut)
         return result
 
-    def _move_horizon(self, group: Group) -> None:
+    def _move_horizon(self, group: GroupState) -> None:
         """Keep the log near its length; what lies behind its horizon is deleted by `trim`."""
         keep, slack = self._settings.history_revisions, self._settings.history_slack_revisions
         if group.revision - self.mark.compacted > keep + slack:
@@ -379,7 +379,7 @@ class Writer:
             await self._moved.wait()
 
     async def _commit(
-        self, group: Group, committing: Coroutine[object, object, Outcome]
+        self, group: GroupState, committing: Coroutine[object, object, GroupOutcome]
     ) -> FleetplaneError | None:
         """Make a group durable; the error if it is not, having made sure that it is not."""
         try:
@@ -392,7 +392,7 @@ class Writer:
             return await self._in_doubt(group, error)
         return self._judged(group, outcome)
 
-    def _judged(self, group: Group, outcome: Outcome) -> FleetplaneError | None:
+    def _judged(self, group: GroupState, outcome: GroupOutcome) -> FleetplaneError | None:
         if outcome.written:
             self.writable = True
             return None
@@ -405,7 +405,7 @@ class Writer:
             return _ended(group.author, outcome.author)
         raise Overtaken
 
-    async def _in_doubt(self, group: Group, error: FleetplaneError) -> FleetplaneError | None:
+    async def _in_doubt(self, group: GroupState, error: FleetplaneError) -> FleetplaneError | None:
         """A commit has failed: find out what became of it."""
         self.failed_commits += 1
         for _ in range(RECONCILE_ATTEMPTS):
@@ -417,7 +417,7 @@ class Writer:
         self.writable = False
         return OutcomeUnknown("the database does not say whether this was written")
 
-    async def _was_written(self, group: Group) -> bool | None:
+    async def _was_written(self, group: GroupState) -> bool | None:
         """Whether the database has the group; None if it cannot be asked, or may still get it."""
         before, author = group.before, self.author or ALONE
         try:
@@ -454,7 +454,7 @@ class Writer:
         if self.follower is not None:
             await self.follower.catch_up()
 
-    def _apply(self, group: Group) -> None:
+    def _apply(self, group: GroupState) -> None:
         if not group.changed:
             return
         if group.after().compacted != self.mark.compacted:
@@ -467,7 +467,7 @@ class Writer:
     def _settle(
         self,
         submissions: Sequence[Submission],
-        results: Sequence[Result | None],
+        results: Sequence[TransactionResult | None],
         error: FleetplaneError | None,
     ) -> None:
         for submission, result in zip(submissions, results, strict=True):
@@ -487,7 +487,7 @@ class Writer:
                 waiter.note()
 
 
-def _ended(author: Author, last: Author) -> Unavailable:
+def _ended(author: GroupAuthor, last: GroupAuthor) -> Unavailable:
     """The database takes nothing from this author: raises if that is so for good."""
     if author.term:
         other = f"{last.server} is active since term {last.term}" if last.term else "another server is active"

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from fleetplane.kernel.telemetry.telemetry import Telemetry
 from fleetplane.kernel.telemetry.values import (
-    Bucket,
     FoundLine,
-    Line,
     LinePage,
     LineQuery,
+    LogRecord,
     Point,
+    PointBucket,
     Sample,
     TelemetryLimits,
     TelemetryStatistics,
 )
 
 __all__ = [
-    "Bucket",
     "FoundLine",
-    "Line",
     "LinePage",
     "LineQuery",
+    "LogRecord",
     "Point",
+    "PointBucket",
     "Sample",
     "Telemetry",
     "TelemetryLimits",

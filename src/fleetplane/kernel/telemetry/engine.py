@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from fleetplane.kernel.errors import Unavailable
-from fleetplane.kernel.telemetry.series_quota import Notice
+from fleetplane.kernel.telemetry.series_quota import QuotaNotice
 from fleetplane.kernel.telemetry.summaries import FoundSummary, Summarizer
-from fleetplane.kernel.telemetry.values import Bucket, Line, LinePage, LineQuery, Point, Sample
+from fleetplane.kernel.telemetry.values import LinePage, LineQuery, LogRecord, Point, PointBucket, Sample
 
 
 class Away(Unavailable):
@@ -29,7 +29,7 @@ class Written:
     ignored: int
     over_quota: int = 0
     evicted: int = 0
-    notices: Sequence[Notice] = ()
+    notices: Sequence[QuotaNotice] = ()
 
 
 class TelemetryEngine(Protocol):
@@ -46,7 +46,7 @@ class TelemetryEngine(Protocol):
     def stamp(self) -> int:
         """Another whenever some server has written; always 0 where nobody else can."""
 
-    async def write(self, points: Sequence[Point], lines: Sequence[Line]) -> Written:
+    async def write(self, points: Sequence[Point], lines: Sequence[LogRecord]) -> Written:
         """All of it, or nothing and an error; `Away` if it is worth another try."""
 
     def sweep(self, *, now_ns: int) -> AsyncGenerator[int, None]:
@@ -85,7 +85,7 @@ class TelemetryEngine(Protocol):
         from_ns: int,
         to_ns: int,
         width_ns: int,
-    ) -> Sequence[Bucket]: ...
+    ) -> Sequence[PointBucket]: ...
 
     async def summaries(
         self, scope: str, stream: str, *, from_ns: int, to_ns: int, step_seconds: int

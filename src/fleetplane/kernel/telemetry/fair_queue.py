@@ -16,7 +16,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Final
 
-from fleetplane.kernel.telemetry.values import Line, Point
+from fleetplane.kernel.telemetry.values import LogRecord, Point
 
 QUANTUM: Final = 32
 """Rows of one source that are taken before it is the next one's turn."""
@@ -26,7 +26,7 @@ FLOOR_ROWS: Final = 512
 """Rows that a source may always have waiting while there is room at all: a few reports of a board."""
 FLOOR_BYTES: Final = 256 * 1024
 
-Row = Point | Line
+Row = Point | LogRecord
 _SENDER: Final = attrgetter("scope", "source")
 
 
@@ -49,7 +49,7 @@ class _Tenant:
     bytes: int = 0
 
 
-class FairQueue:
+class FairLineQueue:
     def __init__(self, *, rows_limit: int, bytes_limit: int) -> None:
         self._rows_limit = rows_limit
         self._bytes_limit = bytes_limit
@@ -143,4 +143,4 @@ class FairQueue:
 
 def _size(rows: Sequence[Row]) -> int:
     """Bytes of lines; points are small."""
-    return sum([len(row.body) for row in rows if isinstance(row, Line)])
+    return sum([len(row.body) for row in rows if isinstance(row, LogRecord)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 
-from fleetplane.kernel.telemetry.values import Line, Point
+from fleetplane.kernel.telemetry.values import LogRecord, Point
 
 SENDERS_LIMIT = 50_000
 """Sources that are remembered, some 200 bytes each: five times as many as one server is made for."""
@@ -24,7 +24,7 @@ class News:
     def __repr__(self) -> str:
         return f"<News number={self.number} senders={len(self._last)}>"
 
-    def note(self, rows: Iterable[Point | Line]) -> None:
+    def note(self, rows: Iterable[Point | LogRecord]) -> None:
         """Rows that were written together."""
         self.number += 1
         for sender in {(row.scope, row.source) for row in rows}:

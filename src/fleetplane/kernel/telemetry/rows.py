@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from fleetplane.kernel.telemetry.values import Line, Point
+from fleetplane.kernel.telemetry.values import LogRecord, Point
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class SeriesState:
         return (self.id, point.at_ns, point.value, self.base)
 
 
-def marks(source: str, lines: Sequence[Line]) -> Iterator[int]:
+def marks(source: str, lines: Sequence[LogRecord]) -> Iterator[int]:
     """A number for each line, made of who sent it and of its identity; its sequence, if any, comes first."""
     begun = hashlib.blake2b(f"{source}\0".encode(), digest_size=8)
     for line in lines:

@@ -87,7 +87,7 @@ class SeriesQuota:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Notice:
+class QuotaNotice:
     """A quota that is near, or hit."""
 
     quota: str
@@ -104,7 +104,7 @@ class Admissions:
 
     def __init__(self, quota: SeriesQuota) -> None:
         self.quota = quota
-        self._notices: dict[tuple[str, str, str, bool], Notice] = {}
+        self._notices: dict[tuple[str, str, str, bool], QuotaNotice] = {}
         self._refused: set[tuple[str, str]] = set()
         """Sources that were refused one already: to find out whether there is room costs time."""
 
@@ -112,7 +112,7 @@ class Admissions:
         return f"<Admissions refused={len(self._refused)}>"
 
     @property
-    def notices(self) -> tuple[Notice, ...]:
+    def notices(self) -> tuple[QuotaNotice, ...]:
         return tuple(self._notices.values())
 
     def admit(self, scope: str, source: str) -> Admission:
@@ -141,5 +141,5 @@ class Admissions:
         if len(self._notices) < NOTICES_LIMIT:
             self._notices.setdefault(
                 (str(quota), scope, source, hit),
-                Notice(quota=str(quota), scope=scope, source=source, used=used, limit=limit, hit=hit),
+                QuotaNotice(quota=str(quota), scope=scope, source=source, used=used, limit=limit, hit=hit),
             )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, Protocol
 
-from fleetplane.kernel.telemetry.values import Line
+from fleetplane.kernel.telemetry.values import LogRecord
 from fleetplane.kernel.values.times import NS
 
 HOUR: Final = 3600
@@ -51,7 +51,7 @@ class Summarizer(Protocol):
     def kinds(self) -> Sequence[str]:
         """Of summaries: the stream's own name, and what else its lines are summed up by."""
 
-    def digest(self, lines: Sequence[Line]) -> Mapping[tuple[str, str], bytes]:
+    def digest(self, lines: Sequence[LogRecord]) -> Mapping[tuple[str, str], bytes]:
         """Summaries of lines of one source in one stretch, by kind and subject."""
 
     def merged(self, bodies: Sequence[bytes]) -> bytes:
@@ -83,13 +83,13 @@ def digested(
     channels: Mapping[str, int],
     folded: Mapping[int, Mapping[int, Folded]],
     source: str,
-    lines: Sequence[Line],
+    lines: Sequence[LogRecord],
 ) -> dict[Key, list[bytes]]:
     """Summaries of new lines of a source, by where they belong.
 
     `channels` are those of the summarizer's kinds, and `folded` says how far each of them is folded.
     """
-    stretches: dict[int, list[Line]] = {}
+    stretches: dict[int, list[LogRecord]] = {}
     for line in lines:
         stretches.setdefault(line.at_ns // FINEST_NS, []).append(line)
     groups: dict[Key, list[bytes]] = {}

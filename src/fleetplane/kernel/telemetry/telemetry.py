@@ -21,17 +21,17 @@ from fleetplane.kernel import boundary
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError, Unavailable
 from fleetplane.kernel.telemetry.engine import Away, TelemetryEngine, Written
-from fleetplane.kernel.telemetry.fair_queue import FairQueue
+from fleetplane.kernel.telemetry.fair_queue import FairLineQueue
 from fleetplane.kernel.telemetry.news import News
-from fleetplane.kernel.telemetry.series_quota import Notice
+from fleetplane.kernel.telemetry.series_quota import QuotaNotice
 from fleetplane.kernel.telemetry.sqlite.engine import SqliteTelemetry
 from fleetplane.kernel.telemetry.summaries import FoundSummary, Summarizer
 from fleetplane.kernel.telemetry.values import (
-    Bucket,
-    Line,
     LinePage,
     LineQuery,
+    LogRecord,
     Point,
+    PointBucket,
     Sample,
     TelemetryLimits,
     TelemetryStatistics,
@@ -68,7 +68,7 @@ class Telemetry:
         self._engine = engine
         self._clock = clock
         self._limits = limits
-        self._queue = FairQueue(rows_limit=limits.queue_rows, bytes_limit=limits.queue_bytes)
+        self._queue = FairLineQueue(rows_limit=limits.queue_rows, bytes_limit=limits.queue_bytes)
         self._arrived = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -128,7 +128,7 @@ class Telemetry:
 
     # Taking.
 
-    def offer(self, *, points: Sequence[Point] = (), lines: Sequence[Line] = ()) -> bool:
+    def offer(self, *, points: Sequence[Point] = (), lines: Sequence[LogRecord] = ()) -> bool:
         """Take all of these, or none and say so. Never waits, never raises.
 
         Rows that make no sense are left out: they would make none the next time either.
@@ -139,7 +139,7 @@ class Telemetry:
         # Lines are summed up for as long as points are kept, also those that come late.
         age_seconds = max(self._limits.points_age_seconds, self._limits.lines_age_seconds)
         oldest = now_ns - round(age_seconds * NS)
-        sound: list[Point | Line] = [one for one in points if one.is_sound and one.at_ns <= latest]
+        sound: list[Point | LogRecord] = [one for one in points if one.is_sound and one.at_ns <= latest]
         sound += [one for one in lines if one.is_sound and one.at_ns <= latest]
         kept = [one for one in sound if one.at_ns >= oldest]
         if self._closed or not self._queue.put(kept):
@@ -179,9 +179,9 @@ class Telemetry:
             self._arrived.clear()  # only now: after a failure it goes on with what is left
             self._idle.set()
 
-    async def _write(self, rows: Sequence[Point | Line]) -> None:
+    async def _write(self, rows: Sequence[Point | LogRecord]) -> None:
         points = [row for row in rows if isinstance(row, Point)]
-        lines = [row for row in rows if isinstance(row, Line)]
+        lines = [row for row in rows if isinstance(row, LogRecord)]
         try:
             written = await self._insisting(points, lines)
         except Exception as error:
@@ -200,7 +200,7 @@ class Telemetry:
             for notice in written.notices:
                 self._tell(notice)
 
-    async def _insisting(self, points: Sequence[Point], lines: Sequence[Line]) -> Written:
+    async def _insisting(self, points: Sequence[Point], lines: Sequence[LogRecord]) -> Written:
         """Write a batch; as long as the database is away, try again. Meanwhile the queue fills up."""
         while True:
             try:
@@ -218,7 +218,7 @@ class Telemetry:
                 closing.cancel()
                 pause.cancel()
 
-    def _tell(self, notice: Notice) -> None:
+    def _tell(self, notice: QuotaNotice) -> None:
         """Warn of a quota that is near or hit, each once an hour."""
         now = self._clock.monotonic()
         key = (notice.quota, notice.scope, notice.source if notice.quota == "source" else "", notice.hit)
@@ -296,7 +296,7 @@ class Telemetry:
         to_ns: int,
         width_ns: int,
         sources: Collection[str] | None = None,
-    ) -> Sequence[Bucket]:
+    ) -> Sequence[PointBucket]:
         """The points of all these sources, in stretches of equal length from `from_ns` on."""
         return await self._ask(
             lambda engine: engine.buckets(

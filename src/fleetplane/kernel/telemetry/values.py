@@ -40,7 +40,7 @@ class Point:
         )
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class LogRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Something that happened: a document, and the few fields by which it can be found.
 
     Tens of thousands are made in a second, which is why it is no dataclass.
@@ -83,7 +83,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bucket:
+class PointBucket:
     """The points of a stretch of time, whatever their source; stretches without points are left out."""
 
     at_ns: int

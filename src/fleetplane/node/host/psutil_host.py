@@ -8,7 +8,7 @@ from typing import Final, Protocol
 
 import psutil
 
-from fleetplane.node.host.values import CpuTimes, Disk, Interface, Load, Memory, percent
+from fleetplane.node.host.values import CpuTimes, Disk, LoadAverage, MemoryUse, NetworkInterface, percent
 
 LOOPBACK: Final = "lo"
 DISKS_LIMIT: Final = 64
@@ -16,20 +16,20 @@ INTERFACES_LIMIT: Final = 64
 """A board that runs containers has one for each of them."""
 
 
-class Host(Protocol):
+class HostFacts(Protocol):
     """Each question may raise OSError or RuntimeError; then that group is unavailable."""
 
     def cpu_times(self) -> tuple[CpuTimes, tuple[CpuTimes, ...]]:
         """CPU times of all cores together, and of each."""
         ...
 
-    def memory(self) -> Memory: ...
+    def memory(self) -> MemoryUse: ...
 
     def disks(self) -> tuple[Disk, ...]: ...
 
-    def interfaces(self) -> tuple[Interface, ...]: ...
+    def interfaces(self) -> tuple[NetworkInterface, ...]: ...
 
-    def load(self) -> Load: ...
+    def load(self) -> LoadAverage: ...
 
 
 class PsutilHost:
@@ -40,9 +40,9 @@ class PsutilHost:
         cores = tuple(_times(core) for core in psutil.cpu_times(percpu=True))
         return _times(psutil.cpu_times()), cores
 
-    def memory(self) -> Memory:
+    def memory(self) -> MemoryUse:
         memory, swap = psutil.virtual_memory(), psutil.swap_memory()
-        return Memory(
+        return MemoryUse(
             total_bytes=memory.total,
             available_bytes=memory.available,
             used_bytes=memory.used,
@@ -67,15 +67,15 @@ class PsutilHost:
             found.insert(0, _disk("", "/", ""))  # in a container the root has no device of its own
         return tuple(found)
 
-    def interfaces(self) -> tuple[Interface, ...]:
+    def interfaces(self) -> tuple[NetworkInterface, ...]:
         addresses, states = psutil.net_if_addrs(), psutil.net_if_stats()
-        found: list[Interface] = []
+        found: list[NetworkInterface] = []
         for name, counters in sorted(psutil.net_io_counters(pernic=True).items()):
             if name == LOOPBACK or len(found) >= INTERFACES_LIMIT:
                 continue
             known, state = addresses.get(name, []), states.get(name)
             found.append(
-                Interface(
+                NetworkInterface(
                     name=name,
                     bytes_sent=counters.bytes_sent,
                     bytes_recv=counters.bytes_recv,
@@ -99,9 +99,9 @@ class PsutilHost:
             )
         return tuple(found)
 
-    def load(self) -> Load:
+    def load(self) -> LoadAverage:
         load1, load5, load15 = os.getloadavg()
-        return Load(load1=load1, load5=load5, load15=load15)
+        return LoadAverage(load1=load1, load5=load5, load15=load15)
 
 
 def _times(times: object) -> CpuTimes:

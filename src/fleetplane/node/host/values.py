@@ -22,7 +22,7 @@ class CpuTimes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class MemoryUse:
     total_bytes: int
     available_bytes: int
     used_bytes: int
@@ -51,7 +51,7 @@ class Disk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Interface:
+class NetworkInterface:
     """Counters since boot."""
 
     name: str
@@ -70,7 +70,7 @@ class Interface:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class LoadAverage:
     load1: float
     load5: float
     load15: float

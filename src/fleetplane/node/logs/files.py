@@ -12,7 +12,7 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-from fleetplane.node.logs.segments import HEAD_BYTES, Seen
+from fleetplane.node.logs.segments import HEAD_BYTES, SeenFile
 
 
 class NotALog(OSError):
@@ -37,8 +37,8 @@ def open_log(path: Path, *, other_names: bool = False) -> BinaryIO:
     return os.fdopen(descriptor, "rb")
 
 
-def look(file: BinaryIO) -> Seen:
+def look(file: BinaryIO) -> SeenFile:
     """What an open log can be recognised by. Moves the file's position."""
     status = os.fstat(file.fileno())
     file.seek(0)
-    return Seen(inode=status.st_ino, size=status.st_size, head=file.read(HEAD_BYTES).hex())
+    return SeenFile(inode=status.st_ino, size=status.st_size, head=file.read(HEAD_BYTES).hex())

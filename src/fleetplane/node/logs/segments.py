@@ -32,7 +32,7 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
     """The first bytes, in hexadecimal."""
 
 
-class Position(msgspec.Struct, frozen=True, kw_only=True):
+class SegmentPosition(msgspec.Struct, frozen=True, kw_only=True):
     epoch: str
     """Of this row of segments; a new one begins if the position was lost."""
     generation: int = 0
@@ -41,7 +41,7 @@ class Position(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class SeenFile:
     """A file as it is now."""
 
     inode: int
@@ -72,7 +72,7 @@ class Seen:
         return f"{len(head)}-{hashlib.blake2s(head, digest_size=4).hexdigest()}"
 
 
-def observe(position: Position, files: Sequence[Seen]) -> Position:
+def observe(position: SegmentPosition, files: Sequence[SeenFile]) -> SegmentPosition:
     """The segments of the files that are there, oldest first: known ones go on, others begin."""
     generation = position.generation
     segments = []
@@ -85,7 +85,7 @@ def observe(position: Position, files: Sequence[Seen]) -> Position:
     return msgspec.structs.replace(position, generation=generation, segments=tuple(segments))
 
 
-def advance(position: Position, generation: int, offset: int) -> Position:
+def advance(position: SegmentPosition, generation: int, offset: int) -> SegmentPosition:
     return msgspec.structs.replace(
         position,
         segments=tuple(
@@ -95,7 +95,7 @@ def advance(position: Position, generation: int, offset: int) -> Position:
     )
 
 
-def unread(position: Position, files: Sequence[Seen]) -> int:
+def unread(position: SegmentPosition, files: Sequence[SeenFile]) -> int:
     """Bytes that would be lost with these files."""
     known = observe(position, files)
     return sum(file.size - one.offset for file, one in zip(files, known.segments, strict=True))

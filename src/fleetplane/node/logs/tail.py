@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from fleetplane.node.logs.files import NotALog, look, open_log
-from fleetplane.node.logs.segments import Position, Seen, Segment, advance, observe
+from fleetplane.node.logs.segments import SeenFile, Segment, SegmentPosition, advance, observe
 
 BATCH_LINES: Final = 500
 BATCH_BYTES: Final = 1024 * 1024
@@ -30,16 +30,16 @@ LATE_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class TailedLine:
     place: str
     """Unique to this line, and the same whenever it is read."""
     text: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    lines: tuple[Line, ...]
-    after: Position
+class LineBatch:
+    lines: tuple[TailedLine, ...]
+    after: SegmentPosition
 
     @property
     def full(self) -> bool:
@@ -49,11 +49,11 @@ class Batch:
 class Stored(msgspec.Struct, frozen=True, kw_only=True):
     """What is on disk. One file, so that what was counted and what was read never disagree."""
 
-    position: Position
+    position: SegmentPosition
     note: str = ""
 
 
-class Tail:
+class FileTail:
     def __init__(
         self,
         log: Path,
@@ -83,25 +83,25 @@ class Tail:
         try:
             return msgspec.json.decode(self._position_file.read_bytes(), type=Stored)
         except (FileNotFoundError, msgspec.MsgspecError):
-            return Stored(position=Position(epoch=epoch))
+            return Stored(position=SegmentPosition(epoch=epoch))
 
     # Reading.
 
-    def read(self) -> Batch:
+    def read(self) -> LineBatch:
         """The next lines that were not committed yet; none if all were."""
         paths, seen = self._logs()
         position = observe(self._position, seen)
-        lines: list[Line] = []
+        lines: list[TailedLine] = []
         room = BATCH_BYTES
         for path, segment in zip(paths, position.segments, strict=True):
             if len(lines) >= BATCH_LINES or room <= 0:
                 break
             taken, offset = self._take(path, segment, BATCH_LINES - len(lines), room)
             prefix = f"{position.epoch}:{segment.generation}"
-            lines += [Line(place=f"{prefix}:{at}", text=text) for at, text in taken]
+            lines += [TailedLine(place=f"{prefix}:{at}", text=text) for at, text in taken]
             room -= offset - segment.offset
             position = advance(position, segment.generation, offset)
-        return Batch(lines=tuple(lines), after=position)
+        return LineBatch(lines=tuple(lines), after=position)
 
     def _take(
         self, path: Path, segment: Segment, count: int, room: int
@@ -126,7 +126,7 @@ class Tail:
             at = len(chunk)
         return found, start + at
 
-    def commit(self, batch: Batch, note: str = "") -> None:
+    def commit(self, batch: LineBatch, note: str = "") -> None:
         """The lines of this batch need never be read again.
 
         Not synced to disk: after a power failure they may come once more, under the same places.
@@ -177,13 +177,13 @@ class Tail:
         yield self._log
         yield from self._rotated()
 
-    def _logs(self) -> tuple[list[Path], list[Seen]]:
+    def _logs(self) -> tuple[list[Path], list[SeenFile]]:
         """The files that are logs, oldest first.
 
         The log itself is looked at first: rotated meanwhile, it is found twice and not missed. What is missed
         is forgotten with the next commit, and would come again under other places.
         """
-        files: dict[int, tuple[Path, Seen]] = {}
+        files: dict[int, tuple[Path, SeenFile]] = {}
         refused = []
         for path in self._log_and_rotated():
             try:
@@ -204,6 +204,6 @@ def _number(path: Path) -> int:
     return int(suffix) if suffix.isdecimal() else 0
 
 
-def _seen(path: Path) -> Seen:
+def _seen(path: Path) -> SeenFile:
     with open_log(path) as file:
         return look(file)

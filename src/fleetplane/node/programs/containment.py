@@ -16,7 +16,7 @@ TERM_SECONDS: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
+class ProgramUser:
     """The user that a program runs as."""
 
     uid: int | None = None
@@ -43,7 +43,7 @@ class ResourceLimits:
 class Containment:
     """The safe choice by default: the program gains no privileges, and nothing of it outlives it."""
 
-    account: Account = field(default_factory=Account)
+    account: ProgramUser = field(default_factory=ProgramUser)
     no_new_privileges: bool = True
     """Programs with the set-user-id bit, such as sudo, have no effect."""
     may_detach: bool = False
@@ -55,17 +55,17 @@ class Containment:
     """Between TERM and KILL."""
 
 
-def account(run_as: str) -> Account:
+def account(run_as: str) -> ProgramUser:
     """The account of the user that an agent that is root runs programs as; otherwise the agent's own."""
     if os.geteuid() != 0:
         own = pwd.getpwuid(os.geteuid())
-        return Account(uid=None, home=own.pw_dir or "/")
+        return ProgramUser(uid=None, home=own.pw_dir or "/")
     try:
         found = pwd.getpwnam(run_as)
     except KeyError:
         raise SettingsError(f"there is no user {run_as!r} to run commands as", field="run_as") from None
     home = found.pw_dir if Path(found.pw_dir).is_dir() else "/"
-    return Account(uid=found.pw_uid, gid=found.pw_gid, home=home)
+    return ProgramUser(uid=found.pw_uid, gid=found.pw_gid, home=home)
 
 
 def resource_limits(containment: Containment) -> dict[str, int]:

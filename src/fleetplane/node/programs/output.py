@@ -17,16 +17,16 @@ TAIL_BYTES: Final = 128 * 1024
 """Kept of each output for the result. Two of these fit a message of 4 MiB ten times over."""
 
 
-class Channel(StrEnum):
+class ProgramStream(StrEnum):
     STDOUT = "stdout"
     STDERR = "stderr"
 
 
-Emit = Callable[[Channel, bytes], Awaitable[None]]
+Emit = Callable[[ProgramStream, bytes], Awaitable[None]]
 
 
-class Output(Protocol):
-    async def take(self, channel: Channel, data: bytes) -> None:
+class ProgramOutput(Protocol):
+    async def take(self, channel: ProgramStream, data: bytes) -> None:
         """Receive a chunk, in order per channel. Waiting here holds the program up."""
         ...
 
@@ -64,7 +64,7 @@ class Ends:
         return bytes(self._head) + between + bytes(self._tail)
 
 
-class Kept:
+class KeptOutput:
     """Keep the beginning and the end of each output; nothing is passed on."""
 
     def __init__(self, limit_bytes: int) -> None:
@@ -74,14 +74,14 @@ class Kept:
     def __repr__(self) -> str:
         return f"<Kept {self.stdout!r} {self.stderr!r}>"
 
-    async def take(self, channel: Channel, data: bytes) -> None:
-        ends = self.stdout if channel is Channel.STDOUT else self.stderr
+    async def take(self, channel: ProgramStream, data: bytes) -> None:
+        ends = self.stdout if channel is ProgramStream.STDOUT else self.stderr
         ends.add(data)
         if ends.truncated:  # nobody needs it fast any more, and others need the processor
             await asyncio.sleep(FLOOD_SECONDS)
 
 
-class Tail:
+class OutputTail:
     """The last bytes of what was written to it."""
 
     def __init__(self, limit_bytes: int = TAIL_BYTES) -> None:
@@ -108,13 +108,13 @@ class Streamed:
         self._left = limit_bytes
         self.dropped_bytes = 0
         """Read after the limit was reached, and not passed on."""
-        self.stdout, self.stderr = Tail(), Tail()
+        self.stdout, self.stderr = OutputTail(), OutputTail()
 
     def __repr__(self) -> str:
         return f"<Streamed left={self._left} dropped={self.dropped_bytes}>"
 
-    async def take(self, channel: Channel, data: bytes) -> None:
-        (self.stdout if channel is Channel.STDOUT else self.stderr).add(data)
+    async def take(self, channel: ProgramStream, data: bytes) -> None:
+        (self.stdout if channel is ProgramStream.STDOUT else self.stderr).add(data)
         taken = data[: self._left]
         self._left -= len(taken)
         self.dropped_bytes += len(data) - len(taken)

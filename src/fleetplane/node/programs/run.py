@@ -18,7 +18,7 @@ from typing import Final
 from fleetplane.node.programs import guard
 from fleetplane.node.programs.containment import Containment, resource_limits
 from fleetplane.node.programs.guard import Program
-from fleetplane.node.programs.output import Channel, Output
+from fleetplane.node.programs.output import ProgramOutput, ProgramStream
 
 CHUNK_BYTES: Final = 32 * 1024
 GUARD_SECONDS: Final = 7.0
@@ -29,7 +29,7 @@ LINGER_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class ProgramExit:
     exit_code: int
     """-1 for a program that a signal ended."""
     signal: int
@@ -41,7 +41,7 @@ class Ended:
 class _Pump:
     """Copies one output of the program to its receiver."""
 
-    def __init__(self, channel: Channel, reader: asyncio.StreamReader, output: Output) -> None:
+    def __init__(self, channel: ProgramStream, reader: asyncio.StreamReader, output: ProgramOutput) -> None:
         self._channel, self._reader, self._output = channel, reader, output
         self.moved = 0
         self.waiting = False
@@ -58,8 +58,8 @@ class _Pump:
 
 
 async def run(
-    program: Program, containment: Containment, output: Output, *, timeout_seconds: float | None = None
-) -> Ended:
+    program: Program, containment: Containment, output: ProgramOutput, *, timeout_seconds: float | None = None
+) -> ProgramExit:
     """Run a program to its end, or to the end of its time.
 
     Raises OSError if it cannot be started. Cancelled, it returns once nothing of the program is left;
@@ -78,8 +78,8 @@ async def run(
                 program, containment, limits=limits, status=status[1], stdout=out_writer, stderr=err_writer
             )
         out, err = (
-            _Pump(Channel.STDOUT, out_reader, output),
-            _Pump(Channel.STDERR, err_reader, output),
+            _Pump(ProgramStream.STDOUT, out_reader, output),
+            _Pump(ProgramStream.STDERR, err_reader, output),
         )
         longest = containment.term_seconds + GUARD_SECONDS
         try:
@@ -96,7 +96,7 @@ async def run(
             await _end(guarded, longest)
         raw = guard.outcome(os.read(status[0], guard.STATUS_LIMIT_BYTES))
     code = os.waitstatus_to_exitcode(raw) if raw is not None else -int(signal.SIGKILL)
-    return Ended(
+    return ProgramExit(
         exit_code=code if code >= 0 else -1,
         signal=-code if code < 0 else 0,
         timed_out=timed_out,

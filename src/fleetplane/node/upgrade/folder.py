@@ -24,7 +24,7 @@ MANIFEST: Final = "fleetplane-release.json"
 """In the folder of a version: the manifest that it was installed from."""
 
 
-class Failure(msgspec.Struct, frozen=True, kw_only=True):
+class UpgradeFailure(msgspec.Struct, frozen=True, kw_only=True):
     """Why a version is not in force although it was ordered."""
 
     version: str
@@ -92,16 +92,16 @@ class ReleaseFolder:
         self.raise_floor(floor if isinstance(floor, str) else "")
         launcher.write(self.root / "confirmed", trial)
 
-    def failure(self) -> Failure | None:
+    def failure(self) -> UpgradeFailure | None:
         """What became of the last order, if it was not carried out."""
         found = launcher.read(self.root / "outcome.json")
         if found is None:
             return None
         with suppress(msgspec.ValidationError):
-            return msgspec.convert(found, Failure)
+            return msgspec.convert(found, UpgradeFailure)
         return None
 
-    def fail(self, failure: Failure) -> None:
+    def fail(self, failure: UpgradeFailure) -> None:
         """Note why an order was not carried out."""
         launcher.write(self.root / "outcome.json", msgspec.json.encode(failure).decode())
 

@@ -24,7 +24,7 @@ from typing import IO, Final
 
 from fleetplane.kernel.errors import IntegrityError, PermissionDenied, ResourceExhausted
 from fleetplane.kernel.release import documents
-from fleetplane.kernel.release.documents import Manifest, Order
+from fleetplane.kernel.release.documents import ReleaseManifest, UpgradeOrder
 from fleetplane.kernel.release.wheels import Wheel
 from fleetplane.node.upgrade import launcher
 from fleetplane.node.upgrade.folder import MANIFEST, ReleaseFolder
@@ -42,10 +42,10 @@ _LIBRARY: Final = ("purelib", "platlib")
 
 def verified(
     keys: Sequence[str], order: bytes, order_signature: bytes, manifest: bytes, manifest_signature: bytes
-) -> tuple[Order, Manifest | None]:
+) -> tuple[UpgradeOrder, ReleaseManifest | None]:
     """An order and the manifest that it names, if one of our keys signed both."""
     _verify(keys, documents.order_payload(order), order_signature, what="order")
-    ordered = documents.decode(order, Order)
+    ordered = documents.decode(order, UpgradeOrder)
     if not ordered.manifest:
         return ordered, None
     if documents.digest(manifest) != ordered.manifest:
@@ -53,10 +53,10 @@ def verified(
     return ordered, verified_manifest(keys, manifest, manifest_signature)
 
 
-def verified_manifest(keys: Sequence[str], document: bytes, signature: bytes) -> Manifest:
+def verified_manifest(keys: Sequence[str], document: bytes, signature: bytes) -> ReleaseManifest:
     """The manifest, if one of our keys signed it."""
     _verify(keys, documents.manifest_payload(document), signature, what="manifest")
-    return documents.decode(document, Manifest)
+    return documents.decode(document, ReleaseManifest)
 
 
 def _verify(keys: Sequence[str], payload: bytes, signature: bytes, *, what: str) -> None:

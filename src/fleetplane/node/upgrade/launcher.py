@@ -39,7 +39,7 @@ Document = dict[str, Any]
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-class Launcher:
+class AgentLauncher:
     def __init__(self, root: Path, keys: list[str], arguments: list[str]) -> None:
         self.root = root
         self.keys = keys
@@ -289,7 +289,7 @@ def leave(code: int) -> NoReturn:
 def main(words: list[str]) -> NoReturn:
     """`launcher.py ROOT [KEY…] -- ARGUMENTS`"""
     at = words.index("--")
-    Launcher(Path(words[0]), words[1:at], words[at + 1 :]).run()
+    AgentLauncher(Path(words[0]), words[1:at], words[at + 1 :]).run()
 
 
 if __name__ == "__main__":

@@ -8,20 +8,22 @@ from collections.abc import Sequence
 
 from fleetplane.kernel.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 from fleetplane.kernel.release import documents
-from fleetplane.kernel.release.documents import Manifest, Order
+from fleetplane.kernel.release.documents import ReleaseManifest, UpgradeOrder
 from fleetplane.kernel.release.versions import is_older, version_key
-from fleetplane.kernel.release.wheels import AGENT, Machine, Wheel, choose, parse_wheel
+from fleetplane.kernel.release.wheels import AGENT, Wheel, WheelPlatform, choose, parse_wheel
 
 
-def this_machine() -> Machine:
+def this_machine() -> WheelPlatform:
     """What decides here which wheels can be used."""
     name, version = platform.libc_ver()
     numbers = version.split(".")[:2]
     glibc = (int(numbers[0]), int(numbers[1])) if name == "glibc" and len(numbers) == 2 else None
-    return Machine(python=sys.version_info[:2], machine=platform.machine(), glibc=glibc)
+    return WheelPlatform(python=sys.version_info[:2], machine=platform.machine(), glibc=glibc)
 
 
-def planned(order: Order, manifest: Manifest, *, floor: str, machine: Machine) -> Sequence[Wheel]:
+def planned(
+    order: UpgradeOrder, manifest: ReleaseManifest, *, floor: str, machine: WheelPlatform
+) -> Sequence[Wheel]:
     """The wheels to install for an order whose signatures hold; raises why it is refused. Pure."""
     if order.version != manifest.version:
         raise InvalidArgument(f"the manifest is of version {manifest.version}, not of {order.version}")

@@ -29,13 +29,13 @@ from fleetplane.kernel.errors import (
     ResourceExhausted,
 )
 from fleetplane.kernel.release import documents
-from fleetplane.kernel.release.documents import FileEntry, Manifest, Order
+from fleetplane.kernel.release.documents import FileEntry, ReleaseManifest, UpgradeOrder
 from fleetplane.kernel.unbroken import finish
 from fleetplane.node.link import words
 from fleetplane.node.short_lived import call_elsewhere
 from fleetplane.node.tasks import in_thread
 from fleetplane.node.upgrade import installing, launcher
-from fleetplane.node.upgrade.folder import Failure, ReleaseFolder, version_of
+from fleetplane.node.upgrade.folder import ReleaseFolder, UpgradeFailure, version_of
 from fleetplane.node.upgrade.following import Metadata
 from fleetplane.node.upgrade.launch import Launch
 from fleetplane.node.upgrade.planning import check_floor, planned, this_machine
@@ -54,7 +54,7 @@ SPACE_FACTOR: Final = 5
 """Free space that a release needs, as a multiple of its files: they are kept until they are unpacked."""
 
 
-class _Server:
+class _UpgradeServer:
     """The server's part, as one connection offers it."""
 
     def __init__(self, stub: Any, metadata: Metadata) -> None:
@@ -110,7 +110,7 @@ class Upgrader:
         """Check in over a connection for as long as it lasts. Raises nothing but cancellation."""
         self._log = self._make_log()
         await in_thread(self._folder.make)
-        server = _Server(releases_pb2_grpc.AgentReleasesStub(channel), metadata)
+        server = _UpgradeServer(releases_pb2_grpc.AgentReleasesStub(channel), metadata)
         while not self.ready.is_set():
             pause = RETRY_SECONDS
             try:
@@ -126,7 +126,7 @@ class Upgrader:
             # In this order, so that a pause which is no number is the longest.
             await self._clock.sleep(max(SHORTEST_SECONDS, min(LONGEST_SECONDS, pause)))
 
-    async def _check_in(self, server: _Server) -> float:
+    async def _check_in(self, server: _UpgradeServer) -> float:
         """Seconds until the next one."""
         launch, folder = self._launch, self._folder
         nonce = self._clock.token_bytes(documents.NONCE_BYTES)
@@ -144,7 +144,7 @@ class Upgrader:
             return answer.next_seconds
         return await self._carry_out(server, answer, nonce)
 
-    async def _carry_out(self, server: _Server, answer: pb.CheckInResponse, nonce: bytes) -> float:
+    async def _carry_out(self, server: _UpgradeServer, answer: pb.CheckInResponse, nonce: bytes) -> float:
         folder = self._folder
         attempted = _unverified(answer.order)
         try:
@@ -166,13 +166,13 @@ class Upgrader:
         except (FleetplaneError, OSError) as error:
             reason = str(error)[:REASON_LIMIT]
             self._log.warning("upgrade_refused", version=attempted.version, reason=reason)
-            failed = Failure(version=attempted.version, attempt=attempted.attempt, reason=reason)
+            failed = UpgradeFailure(version=attempted.version, attempt=attempted.attempt, reason=reason)
             if failed == folder.failure():
                 return answer.next_seconds
             await in_thread(lambda: folder.fail(failed))
         return SHORTEST_SECONDS
 
-    async def _get_ready(self, candidate: str, order: Order) -> None:
+    async def _get_ready(self, candidate: str, order: UpgradeOrder) -> None:
         """Order the trial and ask for the new start: with one alone, nothing would ever be tried."""
         await in_thread(
             lambda: self._folder.begin_trial(
@@ -187,7 +187,11 @@ class Upgrader:
         self.ready.set()
 
     async def _candidate(
-        self, server: _Server, answer: pb.CheckInResponse, order: Order, manifest: Manifest | None
+        self,
+        server: _UpgradeServer,
+        answer: pb.CheckInResponse,
+        order: UpgradeOrder,
+        manifest: ReleaseManifest | None,
     ) -> str:
         """The name of the version that is ordered, once it lies here; empty for the installed one."""
         launch, folder = self._launch, self._folder
@@ -205,7 +209,7 @@ class Upgrader:
         )
         return name
 
-    async def _fetch(self, server: _Server, entry: FileEntry) -> None:
+    async def _fetch(self, server: _UpgradeServer, entry: FileEntry) -> None:
         """A file, from where an earlier download of it ended."""
         path = self._folder.downloads / entry.sha256
         there = path.stat().st_size if path.exists() else 0
@@ -263,15 +267,15 @@ def _kept(launch: Launch, folder: ReleaseFolder, version: str) -> str:
     return name
 
 
-def _unverified(document: bytes) -> Order:
+def _unverified(document: bytes) -> UpgradeOrder:
     """For the report of a refusal only."""
     try:
-        return documents.decode(document, Order)
+        return documents.decode(document, UpgradeOrder)
     except InvalidArgument:
-        return Order(agent="", nonce="", version="", manifest="", attempt=0, seconds=0.0)
+        return UpgradeOrder(agent="", nonce="", version="", manifest="", attempt=0, seconds=0.0)
 
 
-def _is_same(failure: Failure, order: Order) -> bool:
+def _is_same(failure: UpgradeFailure, order: UpgradeOrder) -> bool:
     return (failure.version, failure.attempt) == (order.version, order.attempt)
 
 

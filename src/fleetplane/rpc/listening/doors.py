@@ -165,7 +165,7 @@ def recognise(scope: Scope) -> None:
         leave_unknown(scope)
 
 
-class Door:
+class ListenerMiddleware:
     """An ASGI application around a listener's own."""
 
     def __init__(

@@ -25,7 +25,7 @@ import structlog
 from fleetplane.kernel.errors import SettingsError
 from fleetplane.kernel.watchdog import Watchdog
 from fleetplane.rpc.listening.descriptors import CONNECTIONS
-from fleetplane.rpc.listening.doors import Door
+from fleetplane.rpc.listening.doors import ListenerMiddleware
 from fleetplane.rpc.listening.sockets import BoundSocket, end_connections, open_socket
 from fleetplane.rpc.listening.warden import Budget
 
@@ -108,7 +108,7 @@ class Listener:
         self.addresses = [bound.address(scheme) for bound in sockets]
         """Such as `http://127.0.0.1:50051`, `https://127.0.0.1:8992` or `unix:///run/device.sock`."""
         tls13_only = spec.tls13_only and spec.tls is not None
-        self.door = Door(
+        self.door = ListenerMiddleware(
             spec.app,
             name=spec.name,
             watchdog=spec.watchdog,

@@ -38,7 +38,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from fleetplane.kernel.networks import network_of
-from fleetplane.rpc.listening.doors import Door, Strangers, Visit
+from fleetplane.rpc.listening.doors import ListenerMiddleware, Strangers, Visit
 
 _log = structlog.get_logger("fleetplane.rpc")
 
@@ -92,7 +92,7 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class SeenConnection:
     """One connection as the system shows it."""
 
     descriptor: int
@@ -122,8 +122,8 @@ class Tracked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
-    seen: Seen
+class CutConnection:
+    seen: SeenConnection
     reason: str
 
 
@@ -137,8 +137,8 @@ class Rules:
     """By inode."""
 
     def decide(
-        self, found: Sequence[Seen], visits: Mapping[tuple[str, int], Visit], *, now: float
-    ) -> list[Cut]:
+        self, found: Sequence[SeenConnection], visits: Mapping[tuple[str, int], Visit], *, now: float
+    ) -> list[CutConnection]:
         """Everyone who has to go now. `visits` is what connections asked for, by peer."""
         self._forget(found)
         going: dict[int, str] = {}
@@ -152,15 +152,15 @@ class Rules:
         staying = [seen for seen in found if seen.inode not in going]
         for inode, reason in self._together(staying, visits):
             going.setdefault(inode, reason)
-        return [Cut(seen=seen, reason=going[seen.inode]) for seen in found if seen.inode in going]
+        return [CutConnection(seen=seen, reason=going[seen.inode]) for seen in found if seen.inode in going]
 
-    def _forget(self, found: Sequence[Seen]) -> None:
+    def _forget(self, found: Sequence[SeenConnection]) -> None:
         present = {seen.inode: seen.peer for seen in found}
         for inode, known in tuple(self.tracked.items()):
             if present.get(inode) != known.peer:
                 del self.tracked[inode]
 
-    def _alone(self, seen: Seen, known: Tracked, visit: Visit | None, now: float) -> str:
+    def _alone(self, seen: SeenConnection, known: Tracked, visit: Visit | None, now: float) -> str:
         """Why it goes for what it does itself, or nothing."""
         if visit is not None and visit.condemned:
             return visit.condemned
@@ -184,10 +184,10 @@ class Rules:
         return _trickles(known, grown, now, self.budgets[seen.port], asked=asked)
 
     def _together(
-        self, found: Sequence[Seen], visits: Mapping[tuple[str, int], Visit]
+        self, found: Sequence[SeenConnection], visits: Mapping[tuple[str, int], Visit]
     ) -> Iterator[tuple[int, str]]:
         """Those that are too many: of one address, then of a listener."""
-        by_port: dict[int, dict[str, list[Seen]]] = defaultdict(lambda: defaultdict(list))
+        by_port: dict[int, dict[str, list[SeenConnection]]] = defaultdict(lambda: defaultdict(list))
         for seen in found:
             by_port[seen.port][network_of(seen.peer[0])].append(seen)
         for port, by_address in by_port.items():
@@ -206,7 +206,9 @@ class Rules:
                 del most[: len(going)]
                 over -= len(going)
 
-    def _liveliness(self, seen: Seen, visits: Mapping[tuple[str, int], Visit]) -> tuple[bool, float, float]:
+    def _liveliness(
+        self, seen: SeenConnection, visits: Mapping[tuple[str, int], Visit]
+    ) -> tuple[bool, float, float]:
         """Quietest first: with nothing under way, then by when they last asked for something.
 
         Of those that never asked, the newest first: a crowd that has just come pushes out nobody.
@@ -248,7 +250,7 @@ class Warden:
     def __repr__(self) -> str:
         return f"<Warden held={self.held.total()} cut={self.cut.total()}>"
 
-    def tend(self, budgets: Mapping[int, Budget], door: Door) -> None:
+    def tend(self, budgets: Mapping[int, Budget], door: ListenerMiddleware) -> None:
         """Look after a listener from now on."""
         door.tended = True
         door.strangers = self.strangers
@@ -281,11 +283,13 @@ class Warden:
             self.held[budget.listener] > 0.8 * budget.connections for budget in self._rules.budgets.values()
         )
 
-    def _decide_and_cut(self, found: Sequence[Seen], visits: Mapping[tuple[str, int], Visit]) -> list[Cut]:
+    def _decide_and_cut(
+        self, found: Sequence[SeenConnection], visits: Mapping[tuple[str, int], Visit]
+    ) -> list[CutConnection]:
         cuts = self._rules.decide(found, visits, now=time.monotonic())
         return [cut for cut in cuts if shut_down(cut.seen)]
 
-    def _count(self, found: Sequence[Seen], cuts: Sequence[Cut]) -> None:
+    def _count(self, found: Sequence[SeenConnection], cuts: Sequence[CutConnection]) -> None:
         budgets = self._rules.budgets
         self.held = Counter(budgets[seen.port].listener for seen in found)
         if refused := self.strangers.refused - self._refused:
@@ -300,7 +304,7 @@ class Warden:
             )
 
 
-def connections_at(ports: Collection[int]) -> list[Seen]:
+def connections_at(ports: Collection[int]) -> list[SeenConnection]:
     """This process's TCP connections that were accepted at one of the ports."""
     found = []
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  # ten thousand names, not ten thousand paths
@@ -317,7 +321,7 @@ def connections_at(ports: Collection[int]) -> list[Seen]:
     return found
 
 
-def _seen(descriptor: int, inode: int, ports: Collection[int]) -> Seen | None:
+def _seen(descriptor: int, inode: int, ports: Collection[int]) -> SeenConnection | None:
     found = socket.socket(fileno=descriptor)
     try:
         if found.family not in (socket.AF_INET, socket.AF_INET6):
@@ -332,7 +336,7 @@ def _seen(descriptor: int, inode: int, ports: Collection[int]) -> Seen | None:
     sent, received = 0, None
     if len(info) >= _TCP_INFO_BYTES:
         sent, received = struct.unpack_from("QQ", info, _BYTES_ACKED)
-    return Seen(
+    return SeenConnection(
         descriptor=descriptor,
         inode=inode,
         port=port,
@@ -342,7 +346,7 @@ def _seen(descriptor: int, inode: int, ports: Collection[int]) -> Seen | None:
     )
 
 
-def shut_down(seen: Seen) -> bool:
+def shut_down(seen: SeenConnection) -> bool:
     """End a connection, if the descriptor is still that connection's."""
     try:
         with socket.socket(fileno=os.dup(seen.descriptor)) as found:

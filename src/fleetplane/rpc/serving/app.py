@@ -1,7 +1,7 @@
 """A gRPC server as an ASGI application: one per listener.
 
 Takes servicers the way a `grpc.aio` server does, checks before serving that every method has a
-row, and hands each request to a `Call`. Knows nothing of the HTTP server beneath it.
+row, and hands each request to a `RpcCall`. Knows nothing of the HTTP server beneath it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fleetplane.kernel.errors import SettingsError
 from fleetplane.rpc.admission import RateLimiter
 from fleetplane.rpc.methods import Authentication, MethodTable, Needs
 from fleetplane.rpc.serving import framing, refusals
-from fleetplane.rpc.serving.call import Call, Ending, House, Method
+from fleetplane.rpc.serving.call import BoundMethod, CallEnding, House, RpcCall
 from fleetplane.rpc.serving.connection import Authenticator, Connection, Scope
 from fleetplane.rpc.serving.exchange import Exchange, Receive, Send
 from fleetplane.rpc.serving.gate import CallGate
@@ -33,7 +33,7 @@ from fleetplane.rpc.serving.handlers import (
 from fleetplane.rpc.serving.immediate import Shortcut
 from fleetplane.rpc.serving.limits import Bound, RpcLimits
 from fleetplane.rpc.serving.metadata import BadTimeout, Header, is_grpc_content_type, parse_timeout
-from fleetplane.rpc.serving.refusals import Refusal
+from fleetplane.rpc.serving.refusals import RequestRefusal
 from fleetplane.rpc.statistics import CallStatistics
 
 
@@ -62,7 +62,7 @@ class GrpcApp:
         self._authenticators = authenticators
         self._handlers: dict[str, Handler] = {}
         self._generic: list[grpc.GenericRpcHandler] = []
-        self._methods: dict[str, Method] = {}
+        self._methods: dict[str, BoundMethod] = {}
         self._shortcuts: dict[str, Shortcut] = {}
         self._limits = limits or RpcLimits()
         self._house = House(
@@ -123,7 +123,7 @@ class GrpcApp:
             raise SettingsError(f"listener {listener} has no authenticator for {', '.join(missing)}")
         self._house.access.require_complete(row.permission for row in rows if row.permission is not None)
         for row in rows:
-            self._methods[row.path] = method = Method(
+            self._methods[row.path] = method = BoundMethod(
                 handler=self._handlers[row.path],
                 row=row,
                 authenticate=self._authenticators[row.authentication],
@@ -181,7 +181,7 @@ class GrpcApp:
         try:
             seconds = parse_timeout(timeout) if timeout is not None else None
         except BadTimeout as error:
-            await refusals.send(Refusal.bad_timeout(str(error)), house, scope, send)
+            await refusals.send(RequestRefusal.bad_timeout(str(error)), house, scope, send)
             return
         exchange = Exchange(
             scope,
@@ -193,9 +193,11 @@ class GrpcApp:
             method.statistics,
             method.cut_oversized,
         )
-        await Call(house, method, exchange, Connection(scope)).serve(seconds)
+        await RpcCall(house, method, exchange, Connection(scope)).serve(seconds)
 
-    def _check(self, scope: Scope, headers: list[Header], fields: dict[bytes, bytes]) -> Refusal | None:
+    def _check(
+        self, scope: Scope, headers: list[Header], fields: dict[bytes, bytes]
+    ) -> RequestRefusal | None:
         """Whether this is a gRPC call at all, and one of bearable size."""
         if scope["method"] != "POST":
             return refusals.NOT_POST
@@ -207,17 +209,17 @@ class GrpcApp:
         limits = self._limits
         if len(headers) > limits.metadata_fields:
             self._house.statistics.hit(Bound.METADATA_FIELDS)
-            return Refusal.metadata(f"{len(headers)} metadata fields", f"{limits.metadata_fields}")
+            return RequestRefusal.metadata(f"{len(headers)} metadata fields", f"{limits.metadata_fields}")
         size = sum(map(len, chain.from_iterable(headers)))
         if size > limits.metadata_bytes:
             self._house.statistics.hit(Bound.METADATA_BYTES)
-            return Refusal.metadata(f"{size} bytes of metadata", f"{limits.metadata_bytes}")
+            return RequestRefusal.metadata(f"{size} bytes of metadata", f"{limits.metadata_bytes}")
         encoding = fields.get(b"grpc-encoding")
         if encoding is not None and encoding not in framing.ENCODINGS:
-            return Refusal.encoding(encoding)
+            return RequestRefusal.encoding(encoding)
         return None
 
-    def _explain(self, scope: Scope) -> Refusal:
+    def _explain(self, scope: Scope) -> RequestRefusal:
         """Why a path that nobody serves is refused: as gRPC if the caller speaks it."""
         fields = dict(scope["headers"])
         if scope["method"] == "POST" and is_grpc_content_type(fields.get(b"content-type", b"")):
@@ -231,21 +233,21 @@ class GrpcApp:
         """End the running calls of a principal that was revoked; how many there were."""
         theirs = [call for call in self._house.calls if call.is_by(principal)]
         for call in theirs:
-            call.end(Ending.REVOKED)
+            call.end(CallEnding.REVOKED)
         return len(theirs)
 
     def end_calls_where(self, refused: Callable[[Connection], bool]) -> int:
         """End the running calls on connections that would not be accepted any more; how many there were."""
         theirs = [call for call in self._house.calls if refused(call.connection)]
         for call in theirs:
-            call.end(Ending.REVOKED)
+            call.end(CallEnding.REVOKED)
         return len(theirs)
 
     def end_calls_without_right(self, whose: Callable[[Principal], bool]) -> int:
         """End the running calls of callers whose token lets them in no more; how many there were."""
         theirs = [call for call in self._house.calls if not call.would_be_admitted(whose)]
         for call in theirs:
-            call.end(Ending.REVOKED)
+            call.end(CallEnding.REVOKED)
         return len(theirs)
 
     async def drain(self, grace_seconds: float) -> None:
@@ -257,12 +259,12 @@ class GrpcApp:
             return
         for call in tuple(house.calls):
             if call.endless:
-                call.end(Ending.STOPPING)
+                call.end(CallEnding.STOPPING)
         if await self._wait_idle(grace_seconds - last_word_seconds):
             return
         house.statistics.bounds[Bound.DRAIN_SECONDS] += len(house.calls)
         for call in tuple(house.calls):
-            call.end(Ending.STOPPING)
+            call.end(CallEnding.STOPPING)
         await self._wait_idle(self._limits.cleanup_seconds)
 
     async def _wait_idle(self, seconds: float) -> bool:

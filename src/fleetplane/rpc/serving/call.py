@@ -32,32 +32,32 @@ from fleetplane.rpc.serving.guard import Guard
 from fleetplane.rpc.serving.handlers import Handler
 from fleetplane.rpc.serving.limits import Bound, RpcLimits
 from fleetplane.rpc.serving.metadata import Header, MetadataError
-from fleetplane.rpc.serving.status import Status, status_of
+from fleetplane.rpc.serving.status import GrpcStatus, status_of
 from fleetplane.rpc.statistics import CallStatistics, MethodStatistics
 
 _log = structlog.get_logger("fleetplane.rpc")
-_OK = Status(code=status.OK)
+_OK = GrpcStatus(code=status.OK)
 _NO_HEADERS: list[Header] = []
 # A client leaves at its deadline, by its own clock; within this much of ours that is the reason.
 _DEADLINE_SLACK_SECONDS = 0.05
 
 
-class Ending(Enum):
+class CallEnding(Enum):
     """Why a call is ended from outside its handler."""
 
-    DEADLINE = Status(code=status.DEADLINE_EXCEEDED, message="Deadline Exceeded")
-    SLOW_REQUEST = Status(code=status.DEADLINE_EXCEEDED, message="the request did not arrive in time")
-    CLIENT_GONE = Status(code=status.CANCELLED, message="the client went away")
-    STOPPING = Status(code=status.UNAVAILABLE, message="the server is stopping")
-    UNKNOWN_CALLER = Status(code=status.RESOURCE_EXHAUSTED, message=TOO_MANY_UNKNOWN, level="debug")
-    REVOKED = Status(code=status.UNAUTHENTICATED, message="this identity was revoked")
+    DEADLINE = GrpcStatus(code=status.DEADLINE_EXCEEDED, message="Deadline Exceeded")
+    SLOW_REQUEST = GrpcStatus(code=status.DEADLINE_EXCEEDED, message="the request did not arrive in time")
+    CLIENT_GONE = GrpcStatus(code=status.CANCELLED, message="the client went away")
+    STOPPING = GrpcStatus(code=status.UNAVAILABLE, message="the server is stopping")
+    UNKNOWN_CALLER = GrpcStatus(code=status.RESOURCE_EXHAUSTED, message=TOO_MANY_UNKNOWN, level="debug")
+    REVOKED = GrpcStatus(code=status.UNAUTHENTICATED, message="this identity was revoked")
 
 
-_GONE = Ending.CLIENT_GONE.value
+_GONE = CallEnding.CLIENT_GONE.value
 
 
 @dataclass(slots=True)
-class Method:
+class BoundMethod:
     """A handler with its row, ready to be called."""
 
     handler: Handler
@@ -84,14 +84,14 @@ class House:
     clock: Clock
     statistics: CallStatistics
     limits: RpcLimits
-    calls: set[Call]
+    calls: set[RpcCall]
     idle: asyncio.Event
     gate: CallGate | None = None
     watch_departures: bool = False
     draining: bool = False
 
 
-class Call:
+class RpcCall:
     __slots__ = (
         "_apparent",
         "_at_gate",
@@ -112,7 +112,7 @@ class Call:
         "cleanup_seconds",
     )
 
-    def __init__(self, house: House, method: Method, exchange: Exchange, connection: Connection) -> None:
+    def __init__(self, house: House, method: BoundMethod, exchange: Exchange, connection: Connection) -> None:
         self._house = house
         self._method = method
         self._exchange = exchange
@@ -123,8 +123,8 @@ class Call:
         self.cleanup_seconds = house.limits.cleanup_seconds
         self._at_gate = False
         """Whether it waits for nothing of its caller's."""
-        self._ending: Ending | None = None
-        self._apparent: Ending | None = None
+        self._ending: CallEnding | None = None
+        self._apparent: CallEnding | None = None
         """The apparent cause of a cancellation that was not requested here."""
         self._own_status = _OK
         self._cancelled_here = False
@@ -176,12 +176,12 @@ class Call:
             # The server's own word that the client left. Giving it back says that we have understood;
             # returning instead would look like an answer that was forgotten.
             raise self._returned
-        if not self._exchange.ended and self._ending is not Ending.CLIENT_GONE:
+        if not self._exchange.ended and self._ending is not CallEnding.CLIENT_GONE:
             await self._tell(ended)
 
     # Admission
 
-    def _require_room(self, house: House, method: Method) -> None:
+    def _require_room(self, house: House, method: BoundMethod) -> None:
         row = method.row
         if house.draining:
             raise Unavailable("the server is stopping")
@@ -192,7 +192,7 @@ class Call:
                 Bound.METHOD_CONCURRENCY, f"{row.concurrency} calls of this method are running already"
             )
 
-    def _admit(self, house: House, method: Method, context: CallContext) -> None:
+    def _admit(self, house: House, method: BoundMethod, context: CallContext) -> None:
         """Rate, identity, permission, time: in the order of what each check costs."""
         row, limiter = method.row, method.limiter
         if limiter is not None and method.anonymous:
@@ -208,7 +208,7 @@ class Call:
         if limiter is not None and not method.anonymous:
             self._pay(limiter, principal.name)
         if context._deadline is not None and context._deadline <= self._started:
-            self._ending = Ending.DEADLINE
+            self._ending = CallEnding.DEADLINE
             raise ClientGone
 
     def _pay(self, limiter: RateLimiter, caller: str) -> None:
@@ -237,7 +237,7 @@ class Call:
         self._admit(self._house, self._method, self._context)
         if not enter_unknown(self._exchange.scope):
             self._house.statistics.hit(Bound.UNKNOWN_CALLERS)
-            self._ending = Ending.UNKNOWN_CALLER
+            self._ending = CallEnding.UNKNOWN_CALLER
             raise ClientGone
         with gate.inside(needs):
             await self._respond()
@@ -258,7 +258,7 @@ class Call:
                     body, messages, context.trailing_headers() if context._trailing else _NO_HEADERS
                 )
                 return
-        self._own_status = own = Status(code=context._code, message=context._details)
+        self._own_status = own = GrpcStatus(code=context._code, message=context._details)
         await exchange.end(own, context.trailing_headers())
 
     async def _stream(self, answer: Any) -> None:
@@ -281,11 +281,11 @@ class Call:
         self._loop = loop = asyncio.get_running_loop()
         if not self._at_gate and not self._has_begun() and not enter_unknown(self._exchange.scope):
             self._house.statistics.hit(Bound.UNKNOWN_CALLERS)
-            self._timer = loop.call_soon(self.end, Ending.UNKNOWN_CALLER)
+            self._timer = loop.call_soon(self.end, CallEnding.UNKNOWN_CALLER)
             return
         remaining = self._context.time_remaining()
         if remaining is not None:
-            self._timer = loop.call_later(remaining, self.end, Ending.DEADLINE)
+            self._timer = loop.call_later(remaining, self.end, CallEnding.DEADLINE)
         if self._house.watch_departures:
             self._watch_timer = loop.call_later(self._house.limits.watch_after_seconds, self._watch)
         elif not (self._exchange.request_ended or self._method.handler.request_streaming):
@@ -298,7 +298,7 @@ class Call:
     def cancelling(self) -> None:
         remaining = self._context.time_remaining()
         late = remaining is not None and remaining <= _DEADLINE_SLACK_SECONDS
-        self._apparent = Ending.DEADLINE if late else Ending.CLIENT_GONE
+        self._apparent = CallEnding.DEADLINE if late else CallEnding.CLIENT_GONE
         self._context._cancelled = True
 
     def resumed(self) -> None:
@@ -309,7 +309,7 @@ class Call:
         self._house.statistics.hit(Bound.CLEANUP_SECONDS)
         _log.warning("rpc.cleanup_overstayed", method=self._context.method, seconds=self.cleanup_seconds)
 
-    def end(self, ending: Ending) -> None:
+    def end(self, ending: CallEnding) -> None:
         """Cancel the handler, once, for this reason."""
         if self._ending is None and self._task is not None:
             self._ending = ending
@@ -351,7 +351,7 @@ class Call:
 
     def _check_request(self) -> None:
         if not self._exchange.request_ended:
-            self.end(Ending.SLOW_REQUEST)
+            self.end(CallEnding.SLOW_REQUEST)
 
     def _watch(self) -> None:
         """Look out for the client leaving; until the request has ended, again and again."""
@@ -364,11 +364,11 @@ class Call:
         if self._method.handler.request_streaming:
             self._exchange.watch(self._departed)
         elif waited >= self._house.limits.request_seconds:
-            self.end(Ending.SLOW_REQUEST)
+            self.end(CallEnding.SLOW_REQUEST)
         self._watch_timer = self._loop.call_later(self._house.limits.watch_after_seconds, self._watch)
 
     def _departed(self) -> None:
-        self.end(Ending.CLIENT_GONE)
+        self.end(CallEnding.CLIENT_GONE)
 
     def _disarm(self) -> None:
         for timer in (self._timer, self._watch_timer):
@@ -380,39 +380,39 @@ class Call:
 
     # The end
 
-    def _verdict(self, error: BaseException) -> Status:
+    def _verdict(self, error: BaseException) -> GrpcStatus:
         """The status that an exception out of the handler, or on the way to it, amounts to."""
         match error:
             case BaseExceptionGroup(exceptions=(only,)):  # as a handler's task group hands it on
                 return self._verdict(only)
             case grpc.aio.AbortError():
-                return self._context._status or Status(code=status.UNKNOWN)
+                return self._context._status or GrpcStatus(code=status.UNKNOWN)
             case FleetplaneError():
                 return status_of(error)
             case ClientGone():
                 if self._ending is None:
-                    self._ending = Ending.CLIENT_GONE
+                    self._ending = CallEnding.CLIENT_GONE
                 self._returned = error.__cause__
                 return self._ending.value
             case MessageTooLarge():
                 self._house.statistics.hit(Bound.MESSAGE_BYTES)
-                return Status(code=status.RESOURCE_EXHAUSTED, message=str(error))
+                return GrpcStatus(code=status.RESOURCE_EXHAUSTED, message=str(error))
             case UnparsableMessage():
-                return Status(code=status.INVALID_ARGUMENT, message=str(error))
+                return GrpcStatus(code=status.INVALID_ARGUMENT, message=str(error))
             case FramingError():  # the code that gRPC's protocol has for it, and the caller's own doing
-                return Status(code=status.INTERNAL, message=str(error), level="info")
+                return GrpcStatus(code=status.INTERNAL, message=str(error), level="info")
             case WrongCardinality():
-                return Status(code=status.UNIMPLEMENTED, message=str(error))
+                return GrpcStatus(code=status.UNIMPLEMENTED, message=str(error))
             case Exception():
                 return self._crashed(error)
             case _:
                 raise error
 
-    def _crashed(self, error: BaseException) -> Status:
+    def _crashed(self, error: BaseException) -> GrpcStatus:
         self._crash = error
-        return Status(code=status.UNKNOWN, message="the server failed at this call; its log says why")
+        return GrpcStatus(code=status.UNKNOWN, message="the server failed at this call; its log says why")
 
-    def _finish(self, ended: Status) -> None:
+    def _finish(self, ended: GrpcStatus) -> None:
         """Count and report the end, and tell those who asked to hear of it."""
         house, context = self._house, self._context
         house.calls.discard(self)
@@ -435,7 +435,7 @@ class Call:
             except Exception as error:
                 _log.error("rpc.callback_crashed", method=self._context.method, exc_info=error)
 
-    def _report(self, ended: Status, seconds: float) -> None:
+    def _report(self, ended: GrpcStatus, seconds: float) -> None:
         context = self._context
         principal = getattr(context, "principal", None)
         getattr(_log, ended.level or status.log_level(ended.code))(
@@ -450,7 +450,7 @@ class Call:
             **({"exc_info": self._crash} if self._crash is not None else {}),
         )
 
-    async def _tell(self, ended: Status) -> None:
+    async def _tell(self, ended: GrpcStatus) -> None:
         try:
             try:
                 trailing = self._context.trailing_headers()

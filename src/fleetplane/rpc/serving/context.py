@@ -18,7 +18,7 @@ from fleetplane.rpc.serving.connection import Connection
 from fleetplane.rpc.serving.exchange import Exchange
 from fleetplane.rpc.serving.metadata import Header, MetadatumValue, encode_metadata, parse_metadata
 from fleetplane.rpc.serving.push import Shared
-from fleetplane.rpc.serving.status import CODES, OK, UNKNOWN, Status
+from fleetplane.rpc.serving.status import CODES, OK, UNKNOWN, GrpcStatus
 
 DoneCallback = Callable[["CallContext"], None]
 
@@ -60,7 +60,7 @@ class CallContext:
         self._code = OK
         self._details = ""
         self._trailing: tuple[tuple[str, MetadatumValue], ...] = ()
-        self._status: Status | None = None
+        self._status: GrpcStatus | None = None
         self._metadata: tuple[tuple[str, MetadatumValue], ...] | None = None
         self._callbacks: list[DoneCallback] | None = None
         self._done = False
@@ -180,7 +180,7 @@ class CallContext:
         if number == OK:
             # As grpc decides: an abort that claims success is itself an error.
             number, details = UNKNOWN, ""
-        self._status = Status(code=number, message=details)
+        self._status = GrpcStatus(code=number, message=details)
         raise grpc.aio.AbortError(f"Locally aborted: {CODES[number].name} {details}")
 
     async def abort_with_status(self, status: grpc.Status) -> NoReturn:

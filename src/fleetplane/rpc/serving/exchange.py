@@ -19,7 +19,7 @@ from fleetplane.rpc.serving.framing import Framed, FrameDecoder, UnparsableMessa
 from fleetplane.rpc.serving.handlers import Handler
 from fleetplane.rpc.serving.metadata import Header
 from fleetplane.rpc.serving.push import Shared, push
-from fleetplane.rpc.serving.status import Status
+from fleetplane.rpc.serving.status import GrpcStatus
 from fleetplane.rpc.statistics import MethodStatistics
 
 Event = dict[str, Any]
@@ -327,7 +327,7 @@ class Exchange:
         except OSError as error:
             raise ClientGone from error
 
-    async def end(self, status: Status, trailing: list[Header]) -> None:
+    async def end(self, status: GrpcStatus, trailing: list[Header]) -> None:
         """The status: alone in the headers when nothing was sent before, in trailers otherwise."""
         if self.headers_sent:
             await self._put(_NO_MORE_BODY)
@@ -338,7 +338,7 @@ class Exchange:
         await self._put({"type": "http.response.start", "status": 200, "headers": headers})
         await self._put(_NO_MORE_BODY)
 
-    async def _trailers(self, trailing: list[Header], status: Status | None = None) -> None:
+    async def _trailers(self, trailing: list[Header], status: GrpcStatus | None = None) -> None:
         self.ended = True
         if status is None and not trailing:
             await self._put(OK_TRAILERS)

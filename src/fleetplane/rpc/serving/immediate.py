@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from fleetplane.kernel.errors import PermissionDenied
 from fleetplane.rpc.listening.doors import CONNECTION
-from fleetplane.rpc.serving.call import House, Method
+from fleetplane.rpc.serving.call import BoundMethod, House
 from fleetplane.rpc.serving.connection import FixedPrincipal, Scope
 from fleetplane.rpc.serving.exchange import OK_TRAILERS, PLAIN_START, Event, Receive, Send
 from fleetplane.rpc.serving.framing import IDENTITY, PREFIX_BYTES, Framed, prefix
@@ -35,7 +35,7 @@ class Shortcut:
 
     __slots__ = ("_answer", "_gate", "_house", "_limit", "_limits", "_method", "_monotonic", "_statistics")
 
-    def __init__(self, house: House, method: Method, answer: ImmediateAnswer) -> None:
+    def __init__(self, house: House, method: BoundMethod, answer: ImmediateAnswer) -> None:
         self._house = house
         self._gate = house.gate
         self._method = method
@@ -46,7 +46,7 @@ class Shortcut:
         self._statistics = method.statistics
 
     @classmethod
-    def of(cls, house: House, method: Method) -> Shortcut | None:
+    def of(cls, house: House, method: BoundMethod) -> Shortcut | None:
         """The short way, if the method offers one and admits every caller alike."""
         answer, row, authenticate = method.handler.immediate, method.row, method.authenticate
         if answer is None or method.limiter is not None or row.concurrency is not None:
@@ -146,7 +146,7 @@ class Shortcut:
             return Handover(self._method, receive, send, read=[*_given(first), last])
         return frame[PREFIX_BYTES:]
 
-    def _asked(self, outcome: Framed | Exception) -> Method:
+    def _asked(self, outcome: Framed | Exception) -> BoundMethod:
         """The method for one call whose servicer has been asked already."""
 
         async def known(_request: Any, _context: Any) -> Framed:
@@ -167,7 +167,7 @@ class Handover:
 
     def __init__(
         self,
-        method: Method,
+        method: BoundMethod,
         receive: Receive,
         send: Send,
         *,

@@ -13,7 +13,7 @@ import structlog
 from fleetplane.rpc.serving import framing, status
 from fleetplane.rpc.serving.connection import Connection, Scope
 from fleetplane.rpc.serving.exchange import CONTENT_TYPE, Receive, Send
-from fleetplane.rpc.serving.status import Status
+from fleetplane.rpc.serving.status import GrpcStatus
 
 if TYPE_CHECKING:
     from fleetplane.rpc.serving.call import House
@@ -22,34 +22,38 @@ _log = structlog.get_logger("fleetplane.rpc")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
+class RequestRefusal:
     http_status: int = 200
     """Anything but 200 means that the request is not gRPC."""
-    status: Status
+    status: GrpcStatus
 
     @classmethod
-    def metadata(cls, found: str, limit: str) -> Refusal:
+    def metadata(cls, found: str, limit: str) -> RequestRefusal:
         return cls(
-            status=Status(code=status.RESOURCE_EXHAUSTED, message=f"{found} exceed the limit of {limit}")
+            status=GrpcStatus(code=status.RESOURCE_EXHAUSTED, message=f"{found} exceed the limit of {limit}")
         )
 
     @classmethod
-    def encoding(cls, encoding: bytes) -> Refusal:
+    def encoding(cls, encoding: bytes) -> RequestRefusal:
         name = encoding.decode("ascii", "replace")
-        return cls(status=Status(code=status.UNIMPLEMENTED, message=f"compression {name!r} is not supported"))
+        return cls(
+            status=GrpcStatus(code=status.UNIMPLEMENTED, message=f"compression {name!r} is not supported")
+        )
 
     @classmethod
-    def bad_timeout(cls, message: str) -> Refusal:
-        return cls(status=Status(code=status.INTERNAL, message=message))
+    def bad_timeout(cls, message: str) -> RequestRefusal:
+        return cls(status=GrpcStatus(code=status.INTERNAL, message=message))
 
 
-def _http(http_status: int, message: str) -> Refusal:
-    return Refusal(http_status=http_status, status=Status(code=status.UNKNOWN, message=message))
+def _http(http_status: int, message: str) -> RequestRefusal:
+    return RequestRefusal(http_status=http_status, status=GrpcStatus(code=status.UNKNOWN, message=message))
 
 
-UNKNOWN_METHOD: Final = Refusal(status=Status(code=status.UNIMPLEMENTED, message="Method not found!"))
-NO_TRAILERS: Final = Refusal(
-    status=Status(
+UNKNOWN_METHOD: Final = RequestRefusal(
+    status=GrpcStatus(code=status.UNIMPLEMENTED, message="Method not found!")
+)
+NO_TRAILERS: Final = RequestRefusal(
+    status=GrpcStatus(
         code=status.INTERNAL, message="the request lacks 'te: trailers'; something between us drops it"
     )
 )
@@ -58,7 +62,7 @@ NOT_GRPC: Final = _http(415, "this port speaks gRPC: send content-type applicati
 HTTP1: Final = _http(505, "gRPC needs HTTP/2; this request came over HTTP/1")
 
 
-async def send(refusal: Refusal, house: House, scope: Scope, send_event: Send) -> None:
+async def send(refusal: RequestRefusal, house: House, scope: Scope, send_event: Send) -> None:
     """Refuse, and leave one line in the log."""
     connection = Connection(scope)
     if refusal.http_status != 200:

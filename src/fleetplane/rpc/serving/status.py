@@ -43,7 +43,7 @@ UNAUTHENTICATED: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
+class GrpcStatus:
     code: int
     message: str = ""
     details: bytes = b""
@@ -69,7 +69,7 @@ def encode_message(text: str) -> bytes:
     return _ESCAPED.sub(lambda found: b"%%%02X" % found.group()[0], raw)
 
 
-def status_of(error: FleetplaneError) -> Status:
+def status_of(error: FleetplaneError) -> GrpcStatus:
     """The one translation of the error tree into gRPC."""
     rich = status_pb2.Status(code=error.grpc_code, message=error.message)
     info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=error.details)
@@ -86,7 +86,7 @@ def status_of(error: FleetplaneError) -> Status:
     encoded = rich.SerializeToString()
     if len(encoded) > _DETAILS_LIMIT_BYTES:
         encoded = _without_ballast(error)
-    return Status(code=error.grpc_code, message=error.message, details=encoded)
+    return GrpcStatus(code=error.grpc_code, message=error.message, details=encoded)
 
 
 def _without_ballast(error: FleetplaneError) -> bytes:

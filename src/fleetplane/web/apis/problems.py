@@ -15,7 +15,7 @@ from http import HTTPStatus
 import msgspec
 
 from fleetplane.kernel.errors import FleetplaneError, InvalidArgument
-from fleetplane.web.rest.problems import DETAILS_LIMIT, Held, Refusal, Rejected
+from fleetplane.web.rest.problems import DETAILS_LIMIT, ConflictBlocker, Refusal, Rejected
 
 CONTENT_TYPE = "application/problem+json"
 INTERNAL = "Internal"
@@ -66,7 +66,7 @@ def _details(error: BaseException, request_id: str) -> ProblemDetails:
             reason=INTERNAL,
             request_id=request_id,
         )
-    found = error.problems if isinstance(error, Rejected | Held) else ()
+    found = error.problems if isinstance(error, Rejected | ConflictBlocker) else ()
     detail = error.message
     if len(found) == 1 and isinstance(error, InvalidArgument):
         detail = found[0].message

@@ -28,7 +28,7 @@ from fleetplane.rpc.listening.doors import HANDLER
 from fleetplane.web.ops import READS_ONLY
 from fleetplane.web.rest import bodies
 from fleetplane.web.rest.gateway import ARRIVAL, Arrival, Gateway, Send
-from fleetplane.web.rest.idempotency import Answers, Kept
+from fleetplane.web.rest.idempotency import Answers, KeptAnswer
 from fleetplane.web.rest.problems import Code, Envelope, MethodNotAllowed, Problem, Rejected, refusal
 from fleetplane.web.rest.routes import C, Call, Gate, Headers, Route, RouteTable, Stream
 from fleetplane.web.streaming import Streaming
@@ -169,7 +169,7 @@ class Reply(ASGIResponse):
         await send({"type": "http.response.body", "body": self.body})
 
 
-def _again(route: Route, call: Call[Any], kept: Kept) -> Reply:
+def _again(route: Route, call: Call[Any], kept: KeptAnswer) -> Reply:
     """An answer that was given before, to whoever might still be given it."""
     if route.recheck is not None:
         route.recheck(call)

@@ -20,7 +20,7 @@ from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.identity import MasterKey
 from fleetplane.kernel.store import Store
 from fleetplane.rpc import Needs
-from fleetplane.web.documents import Document, Documents
+from fleetplane.web.documents import Documents, WebDocument
 from fleetplane.web.metrics import GatewayCollector
 from fleetplane.web.ops import App, Mount
 from fleetplane.web.rest import openapi
@@ -140,7 +140,7 @@ class RestFamily(Generic[C]):
     def mounts(self) -> Sequence[Mount]:
         """The routes and the document that describes them."""
         path = self._text.document_path or f"{self.table.prefix}/openapi.json"
-        document = Document(content_type="application/json", content=lambda: self.document)
+        document = WebDocument(content_type="application/json", content=lambda: self.document)
         return (
             Mount(
                 path=self.table.prefix,

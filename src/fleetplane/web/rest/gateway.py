@@ -20,7 +20,7 @@ from fleetplane.kernel.networks import network_of
 from fleetplane.rpc.listening.doors import TOO_MANY_UNKNOWN, enter_unknown, leave_unknown
 from fleetplane.web.rest.bodies import BODY_LIMIT_BYTES
 from fleetplane.web.rest.problems import Code, Envelope, Problem, Refusal, Rejected, TooSlow, refusal
-from fleetplane.web.rest.rate import Allowance, RateLimit
+from fleetplane.web.rest.rate import Allowance, RestRate
 from fleetplane.web.rest.routes import C, Gate, Headers
 
 Scope = MutableMapping[str, Any]
@@ -65,7 +65,7 @@ class Gateway(Generic[C]):
         self._app = app
         self._gate = gate
         self._clock = clock
-        self.rate = RateLimit(requests_per_minute)
+        self.rate = RestRate(requests_per_minute)
         self.answers: Counter[int] = Counter()
         """By the first digit of their status."""
 

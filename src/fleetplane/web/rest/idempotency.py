@@ -55,12 +55,12 @@ _FIELD = "digest"
 _BEFORE = "before"
 """In place of a request, for records that were made before keys were claims."""
 
-Encode = Callable[[Answer[Any]], "Kept"]
-_COURSE: ContextVar[Once | None] = ContextVar("idempotency_course", default=None)
+Encode = Callable[[Answer[Any]], "KeptAnswer"]
+_COURSE: ContextVar[IdempotentRequest | None] = ContextVar("idempotency_course", default=None)
 """The request with a key that is under way in this context; in tasks that it began, also after its end."""
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
+class KeptAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """What was done for a key, inside the seal."""
 
     fingerprint: bytes
@@ -95,7 +95,7 @@ class Use(NamedTuple):
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Once:
+class IdempotentRequest:
     """One request that must happen once, while it runs. A `Receipt` for its handler."""
 
     digest: str
@@ -103,7 +103,7 @@ class Once:
     use: Use
     encode: Encode
     view: Callable[[Any], Answer[Any]] | None = None
-    recorded: Kept | None = None
+    recorded: KeptAnswer | None = None
     """What lies in the store by now, as far as this request has been told."""
 
     def signed(self, actor: str) -> str:
@@ -112,11 +112,13 @@ class Once:
     def promise(self, view: Callable[[Any], Answer[Any]]) -> None:
         self.view = view
 
-    def record(self, value: object) -> Kept:
+    def record(self, value: object) -> KeptAnswer:
         """The record to keep for a transaction with this result."""
-        return Kept(fingerprint=self.fingerprint) if self.view is None else self.encode(self.view(value))
+        return (
+            KeptAnswer(fingerprint=self.fingerprint) if self.view is None else self.encode(self.view(value))
+        )
 
-    def note(self, recorded: Kept) -> None:
+    def note(self, recorded: KeptAnswer) -> None:
         self.recorded = recorded
 
 
@@ -130,7 +132,7 @@ class Answers:
         self._namespace = namespace
         self._prefix = f"{namespace}/answered/"
         self._prefix_before = f"{namespace}/idempotency/"
-        self._running: dict[str, Once] = {}
+        self._running: dict[str, IdempotentRequest] = {}
         self._unswept = 0
         store.accompany(self._beside)
 
@@ -167,22 +169,24 @@ class Answers:
     @contextmanager
     def running(
         self, digest: str, body: bytes, *, caller: str, status: int, encode: Callable[[Any], bytes]
-    ) -> Iterator[Once]:
+    ) -> Iterator[IdempotentRequest]:
         """From the first look to the last word: the same key meanwhile is a conflict."""
         if digest in self._running:
             raise Conflict("a request with this Idempotency-Key is still running", hint="wait for its answer")
         fingerprint = hashlib.sha256(body).digest()
 
-        def kept(answer: Answer[Any]) -> Kept:
+        def kept(answer: Answer[Any]) -> KeptAnswer:
             content = encode(answer.content)
             if len(content) > BODY_LIMIT_BYTES:
-                return Kept(fingerprint=fingerprint)
-            return Kept(fingerprint=fingerprint, status=status, headers=dict(answer.headers), body=content)
+                return KeptAnswer(fingerprint=fingerprint)
+            return KeptAnswer(
+                fingerprint=fingerprint, status=status, headers=dict(answer.headers), body=content
+            )
 
         whose = hashlib.sha256(caller.encode()).hexdigest()[:CALLER_DIGITS]
         request = whose + self._clock.token_bytes(REQUEST_BYTES).hex()
         use = Use(request, self._clock.now_ns() // 1_000_000_000 + KEPT_SECONDS)
-        once = Once(digest=digest, fingerprint=fingerprint, use=use, encode=kept)
+        once = IdempotentRequest(digest=digest, fingerprint=fingerprint, use=use, encode=kept)
         self._running[digest] = once
         before = _COURSE.set(once)
         try:
@@ -191,7 +195,7 @@ class Answers:
             _COURSE.reset(before)
             del self._running[digest]
 
-    async def find(self, once: Once) -> Kept | None:
+    async def find(self, once: IdempotentRequest) -> KeptAnswer | None:
         """The answer that another request with this key was given; `Conflict` if it was to another question,
         or is not known.
 
@@ -207,7 +211,7 @@ class Answers:
         sealed = await self._store.get_secret(name)
         if sealed is None:  # forgotten meanwhile
             return None
-        kept = msgspec.msgpack.decode(self._master.open(sealed, purpose=name), type=Kept)
+        kept = msgspec.msgpack.decode(self._master.open(sealed, purpose=name), type=KeptAnswer)
         if kept.fingerprint != once.fingerprint:
             raise Conflict("this Idempotency-Key was used with another body", hint="use a new key")
         if not kept.status:
@@ -219,14 +223,14 @@ class Answers:
             )
         return kept
 
-    async def keep(self, once: Once, answer: Answer[Any]) -> None:
+    async def keep(self, once: IdempotentRequest, answer: Answer[Any]) -> None:
         """For a request that has ended well. Nothing is left to do if its writes took the answer along.
 
         `Conflict` if another server has carried out a request with this key meanwhile.
         """
         await finish(self._keep(once, answer))
 
-    async def _keep(self, once: Once, answer: Answer[Any]) -> None:
+    async def _keep(self, once: IdempotentRequest, answer: Answer[Any]) -> None:
         final = once.encode(answer)
         if final != once.recorded:
             await self._store.transact(
@@ -250,14 +254,14 @@ class Answers:
         if signed is None and once.recorded is not None:
             return None
 
-        def change(draft: Draft, value: Any) -> Kept:
-            kept = Kept(fingerprint=once.fingerprint) if signed is None else once.record(value)
+        def change(draft: Draft, value: Any) -> KeptAnswer:
+            kept = KeptAnswer(fingerprint=once.fingerprint) if signed is None else once.record(value)
             self._record(draft, once, kept)
             return kept
 
         return Beside(change=change, kept=once.note)
 
-    def _record(self, draft: Draft, once: Once, kept: Kept) -> None:
+    def _record(self, draft: Draft, once: IdempotentRequest, kept: KeptAnswer) -> None:
         """Claim the key for a request and say what it did; `Conflict` if another one has the key."""
         held = draft.claimed_by(USED_KEY, self._namespace, _FIELD, once.digest)
         use = None if held is None else Use.read(held)

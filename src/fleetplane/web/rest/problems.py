@@ -66,7 +66,7 @@ class Rejected(InvalidArgument):
         self.problems = problems
 
 
-class Held(FailedPrecondition):
+class ConflictBlocker(FailedPrecondition):
     """Something else would break: it names what."""
 
     def __init__(self, message: str, problems: Iterable[Problem]) -> None:
@@ -153,7 +153,7 @@ def refusal(error: BaseException, request_id: str) -> Refusal:
 
 
 def _details(error: FleetplaneError) -> Sequence[Problem]:
-    if isinstance(error, Rejected | Held):
+    if isinstance(error, Rejected | ConflictBlocker):
         return error.problems
     if isinstance(error, AlreadyExists) and error.field:
         return (Problem(field=error.field, message=error.message, code=Code.NOT_UNIQUE),)

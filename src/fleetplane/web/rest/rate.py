@@ -34,7 +34,7 @@ class _Count:
     previous: int = 0
 
 
-class RateLimit:
+class RestRate:
     def __init__(
         self, limit: int, *, window_seconds: float = 60.0, callers_limit: int = CALLERS_LIMIT
     ) -> None:

@@ -17,7 +17,7 @@ from support.shared.throwaway_ca import ThrowawayCa
 from fleetplane.domains.boards.agent import trust as link
 from fleetplane.domains.boards.agent.assembly import BoardAgentParts, introduced_now
 from fleetplane.domains.boards.agent.gpio.simulated import SimulatedBoard
-from fleetplane.domains.boards.agent.membership import IdentityFolder
+from fleetplane.domains.boards.agent.membership import BoardIdentityFolder
 from fleetplane.domains.boards.agent.registration import Joiner
 from fleetplane.domains.boards.core import BoardOptions
 from fleetplane.domains.boards.inventory.boards import status_of
@@ -45,7 +45,7 @@ def parts(tmp_path: Path) -> BoardAgentParts:
     return make_parts(tmp_path / "node", configured(), SimulatedBoard())
 
 
-def modes(folder: IdentityFolder) -> set[int]:
+def modes(folder: BoardIdentityFolder) -> set[int]:
     return {path.stat().st_mode & 0o777 for path in folder.root.iterdir()}
 
 

@@ -20,13 +20,13 @@ from support.boards.boards_rig import BOSS, BoardsRig, boards_rig, until
 from fleetplane.domains.boards.agent import reporter
 from fleetplane.domains.boards.agent import trust as link
 from fleetplane.domains.boards.agent.assembly import BoardAgentParts, introduced_now
-from fleetplane.domains.boards.agent.gpio.chip import Direction
+from fleetplane.domains.boards.agent.gpio.chip import LineDirection
 from fleetplane.domains.boards.agent.gpio.simulated import SimulatedBoard
 from fleetplane.domains.boards.agent.membership import Membership
 from fleetplane.domains.boards.agent.registration import Joiner
 from fleetplane.domains.boards.core import BoardOptions
 from fleetplane.domains.boards.inventory.boards import status_of
-from fleetplane.domains.boards.rules import Facts
+from fleetplane.domains.boards.rules import BoardFacts
 from fleetplane.gen.boards import boards_pb2 as pb
 from fleetplane.gen.boards import boards_pb2_grpc
 from fleetplane.kernel.clock import SystemClock
@@ -110,7 +110,7 @@ async def test_the_name_chosen_at_joining_holds_whatever_the_machine_is_called(
         await until(lambda: server.board(1).conditions)
         assert server.board(1).spec.name == "attic"
 
-    await server.core.boards.update(1, Facts(name="cellar"), actor=BOSS)
+    await server.core.boards.update(1, BoardFacts(name="cellar"), actor=BOSS)
     before = server.board(1).revision
     async with running(replace(parts, config=chosen)):
         await until(lambda: status_of(server.board(1)).state.value == "ready")
@@ -242,7 +242,7 @@ async def test_alone_it_serves_on_makes_pins_safe_once_and_tells_everything_late
             # By then an answer that was under way has arrived: it would be heard after the jump.
             await until(lambda: server.state(1) != "ready")
             clock.ahead_seconds = 601
-            await until(lambda: copper.wires[18].direction is Direction.INPUT)
+            await until(lambda: copper.wires[18].direction is LineDirection.INPUT)
 
             assert copper.wires[23].level() == 1
             assert (await node.ExecuteCommand(pb.CommandRequest(command="id"))).success

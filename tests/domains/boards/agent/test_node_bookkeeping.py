@@ -15,15 +15,15 @@ import structlog
 from fleetplane.domains.boards.agent import audit as audit_trail
 from fleetplane.domains.boards.agent import health
 from fleetplane.domains.boards.agent import reporter as reporters
-from fleetplane.domains.boards.agent.audit import AuditTrail
+from fleetplane.domains.boards.agent.audit import BoardAuditLog
 from fleetplane.domains.boards.agent.gpio.errors import HardwareSilent
 from fleetplane.domains.boards.agent.grpc import once, revoked_callers
-from fleetplane.domains.boards.agent.grpc.once import Once
+from fleetplane.domains.boards.agent.grpc.once import OnceByMethod
 from fleetplane.domains.boards.agent.grpc.revoked_callers import RevokedCallers
-from fleetplane.domains.boards.agent.health import Facts, Status, assess
-from fleetplane.domains.boards.agent.membership import IdentityFolder
-from fleetplane.domains.boards.agent.metrics.values import Power, Reserve, Snapshot, Storage, Zone
-from fleetplane.domains.boards.agent.reporter import Reporter
+from fleetplane.domains.boards.agent.health import CheckFacts, CheckStatus, assess
+from fleetplane.domains.boards.agent.membership import BoardIdentityFolder
+from fleetplane.domains.boards.agent.metrics.values import BlockDevice, Power, Reserve, Snapshot, Zone
+from fleetplane.domains.boards.agent.reporter import BoardReporter
 from fleetplane.domains.boards.agent.wire.messages import uptime
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.errors import (
@@ -34,7 +34,7 @@ from fleetplane.kernel.errors import (
     Unauthenticated,
     Unavailable,
 )
-from fleetplane.node.connection import Attempt
+from fleetplane.node.connection import ConnectionAttempt
 from fleetplane.node.host.values import Disk
 
 NOW = 1_000_000.0
@@ -60,7 +60,7 @@ def snapshot(**more: Any) -> Snapshot:
     return Snapshot(**{"at_ns": int(NOW * 1e9), "disks": (disk(10),), **more})
 
 
-def facts(**more: Any) -> Facts:
+def facts(**more: Any) -> CheckFacts:
     known: dict[str, Any] = {
         "now": NOW,
         "gpio_wanted": True,
@@ -73,38 +73,44 @@ def facts(**more: Any) -> Facts:
         "certificate_begins": NOW - 10,
         "certificate_ends": NOW + 1000,
     }
-    return Facts(**{**known, **more})
+    return CheckFacts(**{**known, **more})
 
 
-def storage(reserve: Reserve) -> Storage:
-    return Storage(name="mmcblk0", kind="sd", bytes_read=0, bytes_written=0, reserve=reserve)
+def storage(reserve: Reserve) -> BlockDevice:
+    return BlockDevice(name="mmcblk0", kind="sd", bytes_read=0, bytes_written=0, reserve=reserve)
 
 
 @pytest.mark.parametrize(
     ("more", "name", "status"),
     [
-        ({}, "gpio", Status.OK),
-        ({"gpio_available": False, "gpio_reason": "gone"}, "gpio", Status.DEGRADED),
-        ({"gpio_available": False, "gpio_wanted": False}, "gpio", Status.OK),
-        ({"journal_reason": "none here"}, "logs", Status.OK),
-        ({"snapshot": None}, "metrics", Status.DEGRADED),
-        ({"now": NOW + 100}, "metrics", Status.FAILED),
-        ({"audit_lost": 1}, "audit", Status.FAILED),
-        ({"snapshot": snapshot(disks=(disk(95),))}, "disk", Status.DEGRADED),
-        ({"snapshot": snapshot(disks=(disk(99),))}, "disk", Status.FAILED),
-        ({"snapshot": snapshot(root_read_only=True)}, "disk", Status.FAILED),
-        ({"snapshot": snapshot(storage=(storage(Reserve.URGENT),))}, "disk", Status.DEGRADED),
-        ({"snapshot": snapshot(zones=(Zone(name="cpu", celsius=82),))}, "temperature", Status.DEGRADED),
-        ({"snapshot": snapshot(zones=(Zone(name="cpu", celsius=91),))}, "temperature", Status.FAILED),
-        ({"snapshot": snapshot(power=Power.of(0x1))}, "power", Status.DEGRADED),
-        ({"snapshot": snapshot(power=Power.of(0x50000))}, "power", Status.OK),
-        ({"snapshot": snapshot(clock_synchronised=False)}, "clock", Status.DEGRADED),
-        ({"certificate_ends": NOW - 1}, "certificate", Status.FAILED),
-        ({"certificate_begins": NOW - 1000, "certificate_ends": NOW + 100}, "certificate", Status.DEGRADED),
-        ({"certificate_begins": None}, "certificate", Status.DEGRADED),
+        ({}, "gpio", CheckStatus.OK),
+        ({"gpio_available": False, "gpio_reason": "gone"}, "gpio", CheckStatus.DEGRADED),
+        ({"gpio_available": False, "gpio_wanted": False}, "gpio", CheckStatus.OK),
+        ({"journal_reason": "none here"}, "logs", CheckStatus.OK),
+        ({"snapshot": None}, "metrics", CheckStatus.DEGRADED),
+        ({"now": NOW + 100}, "metrics", CheckStatus.FAILED),
+        ({"audit_lost": 1}, "audit", CheckStatus.FAILED),
+        ({"snapshot": snapshot(disks=(disk(95),))}, "disk", CheckStatus.DEGRADED),
+        ({"snapshot": snapshot(disks=(disk(99),))}, "disk", CheckStatus.FAILED),
+        ({"snapshot": snapshot(root_read_only=True)}, "disk", CheckStatus.FAILED),
+        ({"snapshot": snapshot(storage=(storage(Reserve.URGENT),))}, "disk", CheckStatus.DEGRADED),
+        ({"snapshot": snapshot(zones=(Zone(name="cpu", celsius=82),))}, "temperature", CheckStatus.DEGRADED),
+        ({"snapshot": snapshot(zones=(Zone(name="cpu", celsius=91),))}, "temperature", CheckStatus.FAILED),
+        ({"snapshot": snapshot(power=Power.of(0x1))}, "power", CheckStatus.DEGRADED),
+        ({"snapshot": snapshot(power=Power.of(0x50000))}, "power", CheckStatus.OK),
+        ({"snapshot": snapshot(clock_synchronised=False)}, "clock", CheckStatus.DEGRADED),
+        ({"certificate_ends": NOW - 1}, "certificate", CheckStatus.FAILED),
+        (
+            {"certificate_begins": NOW - 1000, "certificate_ends": NOW + 100},
+            "certificate",
+            CheckStatus.DEGRADED,
+        ),
+        ({"certificate_begins": None}, "certificate", CheckStatus.DEGRADED),
     ],
 )
-def test_each_check_and_what_it_makes_of_the_whole(more: dict[str, Any], name: str, status: Status) -> None:
+def test_each_check_and_what_it_makes_of_the_whole(
+    more: dict[str, Any], name: str, status: CheckStatus
+) -> None:
     found = assess(facts(**more))
     assert {check.status for check in found.checks if check.name == name} == {status}
     assert found.status is status  # the others are well
@@ -126,8 +132,8 @@ def test_uptimes_are_written_as_the_originals_write_them(seconds: float, text: s
 # The audit log.
 
 
-def trail(path: Path, **more: Any) -> AuditTrail:
-    return AuditTrail(path, SystemClock(), structlog.get_logger(), **more)
+def trail(path: Path, **more: Any) -> BoardAuditLog:
+    return BoardAuditLog(path, SystemClock(), structlog.get_logger(), **more)
 
 
 def test_the_audit_log_is_bounded_and_the_owners_alone(tmp_path: Path) -> None:
@@ -174,7 +180,7 @@ def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
 
 
 async def test_all_who_ask_with_one_id_get_one_outcome() -> None:
-    acts = Once[str](SystemClock(), repeatable=False)
+    acts = OnceByMethod[str](SystemClock(), repeatable=False)
     calls, gate = 0, asyncio.Event()
 
     async def act() -> str:
@@ -197,7 +203,7 @@ async def test_all_who_ask_with_one_id_get_one_outcome() -> None:
 
 
 async def test_what_was_refused_may_be_asked_for_again() -> None:
-    acts = Once[str](SystemClock(), repeatable=False)
+    acts = OnceByMethod[str](SystemClock(), repeatable=False)
     outcomes: Iterator[str | Exception] = iter([PermissionDenied("no"), "yes"])
 
     async def act() -> str:
@@ -213,7 +219,7 @@ async def test_what_was_refused_may_be_asked_for_again() -> None:
 
 @pytest.mark.parametrize("repeatable", [False, True])
 async def test_what_was_cut_short_is_done_again_only_if_that_does_no_harm(repeatable: bool) -> None:
-    acts, started = Once[str](SystemClock(), repeatable=repeatable), asyncio.Event()
+    acts, started = OnceByMethod[str](SystemClock(), repeatable=repeatable), asyncio.Event()
 
     async def hang() -> str:
         started.set()
@@ -247,7 +253,7 @@ async def test_what_is_remembered_is_bounded_by_number_size_and_time() -> None:
             return self.now
 
     clock = Time()
-    acts, calls = Once[bytes](clock, repeatable=False, size_of=len), 0
+    acts, calls = OnceByMethod[bytes](clock, repeatable=False, size_of=len), 0
 
     async def act() -> bytes:
         nonlocal calls
@@ -278,7 +284,7 @@ async def test_pins_are_made_safe_later_if_the_hardware_is_silent_when_the_serve
                 raise HardwareSilent("gpio did not answer within 5 s")
 
     pins = SilentOnce()
-    reporter = Reporter(
+    reporter = BoardReporter(
         node=cast("Any", SimpleNamespace(clock=SystemClock(), pins=pins)),
         loss_after_seconds=0.0,
         log=structlog.get_logger(),
@@ -327,7 +333,7 @@ async def test_a_new_identity_that_could_not_be_taken_up_is_taken_up_with_the_ne
 
     membership = SimpleNamespace(node_id=1)
     monkeypatch.setattr(reporters, "Registrar", Renews)
-    reporter = Reporter(
+    reporter = BoardReporter(
         node=cast("Any", SimpleNamespace(clock=SystemClock())),
         folder=cast("Any", SimpleNamespace(credentials=out_of_reach)),
         identity_changed=identity_changed,
@@ -341,7 +347,7 @@ async def test_a_new_identity_that_could_not_be_taken_up_is_taken_up_with_the_ne
         await reporter._register(cast("Any", None), cast("Any", None), renew=True)
     for _ in range(2):
         with pytest.raises(Unavailable):
-            await reporter._connected(Attempt(SystemClock()))
+            await reporter._connected(ConnectionAttempt(SystemClock()))
     assert attempts == [False, True]
 
 
@@ -358,7 +364,7 @@ def test_a_list_of_revocations_is_told_to_hold_only_once_it_does(
             told.append(revoked.number)  # as the loop would report it now
             return ("ab",)
 
-    revoked = RevokedCallers(IdentityFolder(tmp_path), structlog.get_logger())
+    revoked = RevokedCallers(BoardIdentityFolder(tmp_path), structlog.get_logger())
     monkeypatch.setattr(RevokedCallers, "_authorities", lambda _: [])
     monkeypatch.setattr(revoked_callers, "opened", lambda *_: Found())
     assert revoked.take(b"list")

@@ -8,9 +8,9 @@ import pytest
 
 from fleetplane.domains.boards.agent import config as node_config
 from fleetplane.domains.boards.agent.commands.diagnostics import RULES, diagnostics
-from fleetplane.domains.boards.agent.commands.rules import Asked, CommandPolicy, Free, decide
-from fleetplane.domains.boards.agent.config import Driver
-from fleetplane.domains.boards.agent.pins.rules import Operation, SafeState
+from fleetplane.domains.boards.agent.commands.rules import CommandPolicy, Free, ProgramRequest, decide
+from fleetplane.domains.boards.agent.config import GpioDriverName
+from fleetplane.domains.boards.agent.pins.rules import PinOperation, SafeState
 from fleetplane.kernel.errors import PermissionDenied, SettingsError
 
 WHOLE = """
@@ -62,15 +62,19 @@ def test_everything_that_can_be_said(tmp_path: Path) -> None:
     path.write_text(WHOLE)
     config = node_config.load(path)
 
-    assert (config.node.name, config.listen.port, config.gpio.driver) == ("pump-house", 9191, Driver.GPIOD)
+    assert (config.node.name, config.listen.port, config.gpio.driver) == (
+        "pump-house",
+        9191,
+        GpioDriverName.GPIOD,
+    )
     pins = config.gpio.policy()
-    assert Operation.PWM not in pins.operations
+    assert PinOperation.PWM not in pins.operations
     assert (pins.rule(18).safe_state, pins.rule(18).safe_on_loss) == (SafeState.HIGH, True)
     assert pins.rule(5).safe_state is SafeState.LOW
     commands = config.commands.policy()
     assert [one.name for one in commands.profiles] == ["diagnostics", "pumps"]
     assert commands.free is Free.ADMINS
-    job = decide(commands, Asked(command="pump", arguments=("speed", "50")), free=False)
+    job = decide(commands, ProgramRequest(command="pump", arguments=("speed", "50")), free=False)
     assert (job.timeout_seconds, job.run_as) == (5, "daemon")
     assert config.redaction().clean("password=x y") == "[redacted] y"
     assert config.logs.paths() == {"pump": Path("/var/log/pump.log")}
@@ -130,7 +134,7 @@ def test_the_shipped_profile_looks_and_changes_nothing() -> None:
 
     def allowed(command: str, *arguments: str) -> bool:
         try:
-            decide(policy, Asked(command=command, arguments=arguments), free=False)
+            decide(policy, ProgramRequest(command=command, arguments=arguments), free=False)
         except PermissionDenied:
             return False
         return True

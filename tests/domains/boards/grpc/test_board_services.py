@@ -16,7 +16,7 @@ from support.boards.boards_rig import BOSS, BoardsRig, boards_rig, until
 from fleetplane.domains.boards.grpc.pi_controller import PiControllerService
 from fleetplane.domains.boards.inventory.boards import status_of
 from fleetplane.domains.boards.inventory.liveness import Word
-from fleetplane.domains.boards.kinds import BOARD, SCOPE, Board, BoardState, ClusterSpec, Silence
+from fleetplane.domains.boards.kinds import BOARD, SCOPE, Board, BoardSilence, BoardState, ClusterSpec
 from fleetplane.domains.boards.ports import (
     ProvisioningAction,
     ProvisioningAnswer,
@@ -24,7 +24,7 @@ from fleetplane.domains.boards.ports import (
     ProvisioningState,
     ProvisioningStep,
 )
-from fleetplane.domains.boards.rules import Facts
+from fleetplane.domains.boards.rules import BoardFacts
 from fleetplane.gen.boards import boards_pb2 as pb
 from fleetplane.gen.pi_agent import pi_agent_pb2 as pi_agent
 from fleetplane.gen.pi_controller import pi_controller_pb2 as pi
@@ -66,7 +66,7 @@ async def test_the_life_of_a_cluster(rig: BoardsRig) -> None:
     changed = await admin.UpdateCluster(
         pi.UpdateClusterRequest(id=made.id, description="", status=pi.CLUSTER_STATUS_ACTIVE)
     )
-    await rig.core.boards.create(Facts(name="pi-1", cluster_id=made.id), actor=BOSS)
+    await rig.core.boards.create(BoardFacts(name="pi-1", cluster_id=made.id), actor=BOSS)
     shown = await admin.GetCluster(pi.GetClusterRequest(id=made.id))
     listed = await admin.ListClusters(pi.ListClustersRequest())
 
@@ -143,7 +143,7 @@ async def test_the_life_of_a_node_that_an_operator_writes_down(rig: BoardsRig) -
 
 async def test_pages_hold_every_node_once_and_the_caller_first(rig: BoardsRig) -> None:
     for index in range(120):
-        await rig.core.boards.create(Facts(name=f"other-{index}"), actor=BOSS)
+        await rig.core.boards.create(BoardFacts(name=f"other-{index}"), actor=BOSS)
     member = await rig.join("me")
 
     pages = [
@@ -158,8 +158,8 @@ async def test_pages_hold_every_node_once_and_the_caller_first(rig: BoardsRig) -
 
 async def test_nodes_are_filtered_by_cluster_and_status(rig: BoardsRig) -> None:
     cluster = await rig.core.clusters.create(ClusterSpec(name="lab"), actor=BOSS)
-    await rig.core.boards.create(Facts(name="in", cluster_id=int(cluster.name)), actor=BOSS)
-    await rig.core.boards.create(Facts(name="out"), actor=BOSS)
+    await rig.core.boards.create(BoardFacts(name="in", cluster_id=int(cluster.name)), actor=BOSS)
+    await rig.core.boards.create(BoardFacts(name="out"), actor=BOSS)
     await rig.join("up")
     admin = await operator(rig)
 
@@ -181,7 +181,7 @@ async def test_a_certified_agent_that_creates_itself_exists_already(rig: BoardsR
 
 async def test_health_over_mtls_is_a_sign_of_life(rig: BoardsRig) -> None:
     member = await rig.join("me")
-    await rig.core.boards.silence(member.number, Silence.DEAD, last_seen_at_ns=None)
+    await rig.core.boards.silence(member.number, BoardSilence.DEAD, last_seen_at_ns=None)
     assert rig.state(member.number) == BoardState.UNKNOWN
 
     answer = await member.original.Health(pi.HealthRequest())
@@ -475,7 +475,7 @@ async def test_provisioning_is_handed_on_under_both_names(tmp_path: Path) -> Non
     recorder = Recorder()
     async with boards_rig(tmp_path, provisioner=recorder) as rig:
         await rig.core.clusters.create(ClusterSpec(name="lab"), actor=BOSS)
-        await rig.core.boards.create(Facts(name="pi-1"), actor=BOSS)
+        await rig.core.boards.create(BoardFacts(name="pi-1"), actor=BOSS)
         admin = await operator(rig)
         controller = await rig.controller()
 
@@ -512,7 +512,7 @@ async def test_provisioning_is_handed_on_under_both_names(tmp_path: Path) -> Non
 
 
 async def test_a_board_whose_address_nobody_knows_is_not_provisioned(rig: BoardsRig) -> None:
-    await rig.core.boards.create(Facts(name="pi-1"), actor=BOSS)
+    await rig.core.boards.create(BoardFacts(name="pi-1"), actor=BOSS)
     call = (await operator(rig)).ProvisionNode(pi.ProvisionNodeRequest(id=1))
 
     assert await refused(call) is CODE.FAILED_PRECONDITION
@@ -609,10 +609,10 @@ async def test_who_did_what_is_in_the_audit(rig: BoardsRig) -> None:
 
 async def test_numbers_go_on_after_a_restart(tmp_path: Path) -> None:
     async with boards_rig(tmp_path) as rig:
-        await rig.core.boards.create(Facts(name="one"), actor=BOSS)
+        await rig.core.boards.create(BoardFacts(name="one"), actor=BOSS)
         await rig.core.boards.delete(1, actor=BOSS)
     async with boards_rig(tmp_path) as rig:
-        made = await rig.core.boards.create(Facts(name="one"), actor=BOSS)
+        made = await rig.core.boards.create(BoardFacts(name="one"), actor=BOSS)
 
         assert made.name == "2"
         assert rig.store.get(BOARD, SCOPE, "1") is None

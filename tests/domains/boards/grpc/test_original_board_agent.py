@@ -14,8 +14,8 @@ from support.shared.h2_grpc import GrpcFailed
 
 from fleetplane.domains.boards.access import PI_CONTROLLER
 from fleetplane.domains.boards.inventory.boards import status_of
-from fleetplane.domains.boards.kinds import BoardRole, BoardState, Silence
-from fleetplane.domains.boards.rules import Facts
+from fleetplane.domains.boards.kinds import BoardRole, BoardSilence, BoardState
+from fleetplane.domains.boards.rules import BoardFacts
 from fleetplane.gen.pi_controller import pi_controller_pb2 as pi
 from fleetplane.gen.pi_controller import pi_controller_pb2_grpc
 
@@ -76,7 +76,7 @@ async def test_its_restart_ends_as_the_same_board(rig: BoardsRig) -> None:
 async def test_the_blanks_of_its_restart_overwrite_nothing(rig: BoardsRig) -> None:
     async with agent(rig) as first:
         await first.start()
-    known = Facts(
+    known = BoardFacts(
         serial_number="s1",
         memory_bytes=8 << 30,
         os_version="Debian 12",
@@ -93,7 +93,7 @@ async def test_the_blanks_of_its_restart_overwrite_nothing(rig: BoardsRig) -> No
 
 async def test_it_finds_itself_among_hundreds_although_it_reads_one_page(rig: BoardsRig) -> None:
     for index in range(150):
-        facts = Facts(name=f"other-{index}", ip_address=f"10.9.{index // 200}.{index % 200}")
+        facts = BoardFacts(name=f"other-{index}", ip_address=f"10.9.{index // 200}.{index % 200}")
         await rig.core.boards.create(facts, actor=BOSS)
     async with agent(rig) as first:
         await first.start()
@@ -129,7 +129,7 @@ async def test_its_heartbeats_are_seen_and_write_nothing(rig: BoardsRig) -> None
 async def test_health_alone_brings_a_silent_board_back(rig: BoardsRig) -> None:
     async with agent(rig) as original:
         await original.start()
-        await rig.core.boards.silence(original.id, Silence.DEAD, last_seen_at_ns=None)
+        await rig.core.boards.silence(original.id, BoardSilence.DEAD, last_seen_at_ns=None)
         assert rig.state(original.id) == BoardState.UNKNOWN
 
         await original.health()
@@ -140,7 +140,7 @@ async def test_health_alone_brings_a_silent_board_back(rig: BoardsRig) -> None:
 async def test_health_over_a_connection_that_never_registered_is_nobody_s(rig: BoardsRig) -> None:
     async with agent(rig) as original:
         await original.start()
-        await rig.core.boards.silence(original.id, Silence.STALE, last_seen_at_ns=None)
+        await rig.core.boards.silence(original.id, BoardSilence.STALE, last_seen_at_ns=None)
         stub = pi_controller_pb2_grpc.PiControllerServiceStub(await rig.plain_channel())
 
         answer = await stub.Health(pi.HealthRequest())
@@ -233,7 +233,7 @@ async def test_without_a_certificate_nobody_speaks_for_a_board_that_has_one(rig:
         with pytest.raises(GrpcFailed) as refused:
             await impostor.start()
         assert refused.value.code == PERMISSION_DENIED
-        await rig.core.boards.silence(member.number, Silence.STALE, last_seen_at_ns=None)
+        await rig.core.boards.silence(member.number, BoardSilence.STALE, last_seen_at_ns=None)
         await impostor.health()
 
     assert rig.state(member.number) == BoardState.NOT_READY

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from fleetplane.domains.boards.inventory.boards import Boards, Came, status_of
-from fleetplane.domains.boards.inventory.last_seen import CONNECTIONS_REMEMBERED, Presence
+from fleetplane.domains.boards.inventory.last_seen import CONNECTIONS_REMEMBERED, BoardPresence
 from fleetplane.domains.boards.inventory.liveness import BoardController, BoardPolicy, Word
 from fleetplane.domains.boards.joining.approvals import Approvals
 from fleetplane.domains.boards.joining.join_tokens import JoinTokens
-from fleetplane.domains.boards.kinds import KINDS, BoardState, Silence
+from fleetplane.domains.boards.kinds import KINDS, BoardSilence, BoardState
 from fleetplane.domains.boards.resources import board_view
-from fleetplane.domains.boards.rules import Facts
+from fleetplane.domains.boards.rules import BoardFacts
 from fleetplane.kernel.attention import Attention
 from fleetplane.kernel.errors import NotFound
 from fleetplane.kernel.identity import Authority, MasterKey
@@ -34,14 +34,14 @@ class Watchtower:
     store: Store
     clock: VirtualClock
     boards: Boards
-    presence: Presence
+    presence: BoardPresence
     controller: BoardController
     attention: Attention
     """Does not beat unless a test has it run."""
 
     async def come(self, name: str = "pi-1") -> int:
         board = await self.boards.create(
-            Facts(name=name), actor=BOSS, came=Came(address="10.0.0.1", port=9091)
+            BoardFacts(name=name), actor=BOSS, came=Came(address="10.0.0.1", port=9091)
         )
         self.controller.came(board)
         return int(board.name)
@@ -73,7 +73,7 @@ async def watchtower(folder: Path, clock: VirtualClock | None = None) -> AsyncIt
     settings = StoreSettings(path=folder / "state.db")
     async with Store.open(settings, kinds=[*KERNEL_KINDS, *KINDS], clock=clock) as store:
         authority = await Authority.load_or_create(store, MasterKey(b"k" * 32, clock), clock)
-        boards, presence = Boards(store), Presence()
+        boards, presence = Boards(store), BoardPresence()
         controller = BoardController(
             store=store,
             clock=clock,
@@ -147,7 +147,7 @@ async def test_silence_hides_no_declared_state_but_is_noted(tower: Watchtower, d
 
     await tower.wait(11 * INTERVAL)
     async with asyncio.timeout(60):
-        while status_of(tower.boards.require(number)).silence is not Silence.DEAD:
+        while status_of(tower.boards.require(number)).silence is not BoardSilence.DEAD:
             await asyncio.sleep(0.002)
 
     assert tower.state(number) is declared
@@ -165,7 +165,7 @@ async def test_a_board_that_said_goodbye_is_not_missed(tower: Watchtower) -> Non
 async def test_after_a_restart_boards_have_time_to_be_heard(tmp_path: Path) -> None:
     async with watchtower(tmp_path) as before:
         up, lost = await before.come("up"), await before.come("lost")
-        await before.boards.silence(lost, Silence.STALE, last_seen_at_ns=None)
+        await before.boards.silence(lost, BoardSilence.STALE, last_seen_at_ns=None)
         now_ns = before.clock.now_ns()
     async with watchtower(tmp_path, VirtualClock(start_ns=now_ns)) as tower:
         await tower.wait(2 * INTERVAL)
@@ -204,7 +204,7 @@ async def test_after_a_restart_a_board_reads_unheard_until_it_is_heard(tmp_path:
 
 
 async def test_a_board_nobody_ever_heard_is_not_missed(tower: Watchtower) -> None:
-    board = await tower.boards.create(Facts(name="on paper"), actor=BOSS)
+    board = await tower.boards.create(BoardFacts(name="on paper"), actor=BOSS)
 
     await tower.wait(20 * INTERVAL)
 
@@ -225,7 +225,7 @@ async def test_a_deleted_board_is_forgotten(tower: Watchtower) -> None:
 
 
 def test_no_more_connections_are_remembered_than_there_can_be() -> None:
-    presence = Presence()
+    presence = BoardPresence()
     for index in range(CONNECTIONS_REMEMBERED + 10):
         presence.bind("boards-plain", f"ipv4:10.0.0.1:{index}", index)
 

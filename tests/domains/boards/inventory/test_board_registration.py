@@ -20,7 +20,7 @@ from fleetplane.domains.boards.access import LISTENER, METHODS
 from fleetplane.domains.boards.core import BoardOptions
 from fleetplane.domains.boards.inventory.boards import status_of
 from fleetplane.domains.boards.kinds import BOARD, SCOPE, ApprovalState, BoardRole, ClusterSpec, TokenPurpose
-from fleetplane.domains.boards.rules import Facts
+from fleetplane.domains.boards.rules import BoardFacts
 from fleetplane.domains.boards.wire import join_token
 from fleetplane.gen.boards import boards_pb2 as pb
 from fleetplane.gen.pi_controller import pi_controller_pb2 as pi
@@ -247,7 +247,7 @@ async def test_the_number_in_a_request_must_be_that_of_the_certificate(rig: Boar
 
 
 async def test_a_board_written_down_before_gets_its_identity_from_a_token(rig: BoardsRig) -> None:
-    await rig.core.boards.create(Facts(name="pi-1", mac_address="02:00:00:00:00:01"), actor=BOSS)
+    await rig.core.boards.create(BoardFacts(name="pi-1", mac_address="02:00:00:00:00:01"), actor=BOSS)
     stub = await rig.stranger()
 
     answer = await stub.RegisterNode(

@@ -12,7 +12,7 @@ from support.boards.boards_rig import BOSS, BoardsRig
 
 from fleetplane.domains.boards.inventory.sync import Question, Synchronisation
 from fleetplane.domains.boards.kinds import ClusterSpec
-from fleetplane.domains.boards.rules import Facts
+from fleetplane.domains.boards.rules import BoardFacts
 from fleetplane.gen.boards import boards_pb2 as pb
 from fleetplane.gen.pi_controller import pi_controller_pb2 as pi
 from fleetplane.kernel.errors import InvalidArgument
@@ -88,12 +88,12 @@ async def fleet(rig: BoardsRig, *, clusters: int, boards: int) -> None:
         await rig.core.clusters.create(ClusterSpec(name=f"c{index}"), actor=BOSS)
     for index in range(boards):
         cluster = index % (clusters + 1) or None
-        await rig.core.boards.create(Facts(name=f"b{index}", cluster_id=cluster), actor=BOSS)
+        await rig.core.boards.create(BoardFacts(name=f"b{index}", cluster_id=cluster), actor=BOSS)
 
 
 async def fleet_more(rig: BoardsRig, *, boards: int) -> None:
     for index in range(boards):
-        await rig.core.boards.create(Facts(name=f"more-{index}"), actor=BOSS)
+        await rig.core.boards.create(BoardFacts(name=f"more-{index}"), actor=BOSS)
 
 
 @pytest.mark.parametrize("page_size", [1, 7, 0])
@@ -116,7 +116,7 @@ async def test_after_it_come_only_changes_and_deletions(rig: BoardsRig) -> None:
     await second.catch_up()
     second.answers.clear()
     await rig.core.boards.delete(2, actor=BOSS)
-    await rig.core.boards.update(3, Facts(name="renamed"), actor=BOSS)
+    await rig.core.boards.update(3, BoardFacts(name="renamed"), actor=BOSS)
     await rig.core.clusters.create(ClusterSpec(name="new"), actor=BOSS)
 
     await second.catch_up()
@@ -194,7 +194,7 @@ async def test_one_cluster_can_be_followed_and_a_node_that_moves_away_is_gone(ri
     assert {cluster for _, cluster in second.nodes.values()} == {1}
     moved = next(iter(second.nodes))
 
-    await rig.core.boards.update(moved, Facts(cluster_id=2), actor=BOSS)
+    await rig.core.boards.update(moved, BoardFacts(cluster_id=2), actor=BOSS)
     await rig.core.clusters.update(2, actor=BOSS, description="not ours")
     await second.catch_up()
 
@@ -208,7 +208,7 @@ async def test_what_changes_while_a_snapshot_is_read_is_not_lost(rig: BoardsRig)
     first = await sync.page(Question(page_size=5))
     await rig.core.boards.delete(1, actor=BOSS)  # on the page that was read
     await rig.core.boards.delete(12, actor=BOSS)  # on one that was not
-    await rig.core.boards.create(Facts(name="late"), actor=BOSS)
+    await rig.core.boards.create(BoardFacts(name="late"), actor=BOSS)
     seen = {int(board.name) for board in first.boards}
     page = first
     while page.has_more:
@@ -251,11 +251,11 @@ async def test_a_follower_ends_where_the_server_is_after_any_history(rig: Boards
                 await core.clusters.create(ClusterSpec(name=f"c{step}"), actor=BOSS)
             case 1 | 2:
                 cluster = int(chance.choice(clusters).name) if clusters else None
-                await core.boards.create(Facts(name=f"b{step}", cluster_id=cluster), actor=BOSS)
+                await core.boards.create(BoardFacts(name=f"b{step}", cluster_id=cluster), actor=BOSS)
             case 3 if boards:
                 await core.boards.delete(int(chance.choice(boards).name), actor=BOSS)
             case 4 if boards and clusters:
-                facts = Facts(cluster_id=int(chance.choice(clusters).name))
+                facts = BoardFacts(cluster_id=int(chance.choice(clusters).name))
                 await core.boards.update(int(chance.choice(boards).name), facts, actor=BOSS)
             case 5 if clusters:
                 empty = [one for one in clusters if not core.boards.in_cluster(int(one.name))]

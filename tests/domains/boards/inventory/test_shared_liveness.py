@@ -10,13 +10,13 @@ from support.shared import virtual_loop
 from support.shared.virtual_servers import VirtualServer, VirtualServers, until, virtual_servers
 
 from fleetplane.domains.boards.inventory.boards import Boards, Came, status_of
-from fleetplane.domains.boards.inventory.last_seen import Presence
+from fleetplane.domains.boards.inventory.last_seen import BoardPresence
 from fleetplane.domains.boards.inventory.liveness import LEEWAY_SECONDS, BoardController, BoardPolicy, Word
 from fleetplane.domains.boards.joining.approvals import Approvals
-from fleetplane.domains.boards.kinds import KINDS, BoardState, Silence, number_of
-from fleetplane.domains.boards.rules import Facts
+from fleetplane.domains.boards.kinds import KINDS, BoardSilence, BoardState, number_of
+from fleetplane.domains.boards.rules import BoardFacts
 from fleetplane.kernel.kinds import KERNEL_KINDS
-from fleetplane.kernel.presence.heard import Heard
+from fleetplane.kernel.presence.heard import LastSeen
 from fleetplane.kernel.resources import Condition
 
 HEARTBEAT_SECONDS = 30.0
@@ -29,13 +29,13 @@ class Rig:
     def __init__(self) -> None:
         self.boards: dict[str, Boards] = {}
         self.controllers: dict[str, BoardController] = {}
-        self.presence: dict[str, Presence] = {}
+        self.presence: dict[str, BoardPresence] = {}
         self.arrived: list[tuple[str, int]] = []
         self.servers: VirtualServers
 
     def _make(self, server: VirtualServer) -> BoardController:
         name = server.name
-        self.boards[name], self.presence[name] = Boards(server.store), Presence()
+        self.boards[name], self.presence[name] = Boards(server.store), BoardPresence()
         made = BoardController(
             store=server.store,
             clock=server.clock,
@@ -44,7 +44,7 @@ class Rig:
             approvals=Approvals(server.store),
             join_tokens=None,  # type: ignore[arg-type]  # swept once an hour
             policy=BoardPolicy(heartbeat_seconds=HEARTBEAT_SECONDS),
-            heard=Heard(server.store, server.clock, channel="boards"),
+            heard=LastSeen(server.store, server.clock, channel="boards"),
         )
         made.on_arrival(lambda number: self.arrived.append((name, number)))
         self.controllers[name] = made
@@ -67,7 +67,7 @@ class Rig:
 
     async def join(self, name: str, called: str) -> int:
         came = Came(address="192.0.2.1", port=9091)
-        board = await self.boards[name].create(Facts(name=called), actor="test", came=came)
+        board = await self.boards[name].create(BoardFacts(name=called), actor="test", came=came)
         self.controllers[name].came(board)
         await until(lambda: all(boards.get(number_of(board)) for boards in self.boards.values()))
         return number_of(board)
@@ -75,7 +75,7 @@ class Rig:
     async def hear(self, name: str, number: int, word: Word | None = None) -> None:
         await self.controllers[name].heard(number, word or Word(), actor="test")
 
-    def silence(self, name: str, number: int) -> Silence:
+    def silence(self, name: str, number: int) -> BoardSilence:
         return status_of(self.boards[name].require(number)).silence
 
 
@@ -113,11 +113,11 @@ def test_silence_is_declared_once_and_ended_by_whoever_hears_the_board() -> None
             await rig.start(name)
         number = await rig.join("b", "attic")
         began = asyncio.get_running_loop().time()
-        await until(lambda: rig.silence("c", number) is Silence.STALE)
+        await until(lambda: rig.silence("c", number) is BoardSilence.STALE)
         assert asyncio.get_running_loop().time() - began >= STALE_SECONDS - 1
         await rig.hear("c", number)
-        await until(lambda: {rig.silence(name, number) for name in "abc"} == {Silence.NONE})
-        await until(lambda: rig.silence("b", number) is Silence.DEAD)
+        await until(lambda: {rig.silence(name, number) for name in "abc"} == {BoardSilence.NONE})
+        await until(lambda: rig.silence("b", number) is BoardSilence.DEAD)
 
     play(scene)
 
@@ -127,12 +127,12 @@ def test_nobody_is_silent_in_the_first_term_after_a_takeover() -> None:
         a, b, c = [await rig.start(name) for name in "abc"]
         number = await rig.join("a", "attic")
         await asyncio.sleep(STALE_SECONDS - 10)
-        assert rig.silence("b", number) is Silence.NONE
+        assert rig.silence("b", number) is BoardSilence.NONE
         a.kill()
         await until(lambda: b.is_active or c.is_active)
         taken = asyncio.get_running_loop().time()
         name = b.name if b.is_active else c.name
-        await until(lambda: rig.silence(name, number) is Silence.STALE)
+        await until(lambda: rig.silence(name, number) is BoardSilence.STALE)
         assert asyncio.get_running_loop().time() - taken >= STALE_SECONDS
 
     play(scene)
@@ -151,7 +151,7 @@ def test_a_board_that_no_server_heard_reads_unheard_after_a_takeover_and_others_
             return status_of(rig.boards["b"].require(number)).unheard
 
         await until(lambda: b.is_active and unheard(lost))
-        assert rig.silence("b", lost) is Silence.NONE
+        assert rig.silence("b", lost) is BoardSilence.NONE
         assert not unheard(there)
         await rig.hear("b", lost)
         assert not unheard(lost)
@@ -201,10 +201,10 @@ def test_a_silence_that_was_declared_while_a_server_hears_the_board_is_undone(he
         for name in "abc":
             await rig.start(name)
         number = await rig.join(heard_at, "attic")
-        await rig.boards["a"].silence(number, Silence.STALE, last_seen_at_ns=None)
-        await until(lambda: rig.silence("a", number) is Silence.NONE)
+        await rig.boards["a"].silence(number, BoardSilence.STALE, last_seen_at_ns=None)
+        await until(lambda: rig.silence("a", number) is BoardSilence.NONE)
         # What was judged was written since: nothing happens.
-        await rig.boards["a"].silence(number, Silence.STALE, last_seen_at_ns=None, judged=1)
-        assert rig.silence("a", number) is Silence.NONE
+        await rig.boards["a"].silence(number, BoardSilence.STALE, last_seen_at_ns=None, judged=1)
+        assert rig.silence("a", number) is BoardSilence.NONE
 
     play(scene)

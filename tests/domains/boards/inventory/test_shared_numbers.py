@@ -11,7 +11,7 @@ from support.shared.virtual_servers import virtual_servers
 from fleetplane.domains.boards.inventory.boards import Boards
 from fleetplane.domains.boards.inventory.numbers import BLOCK, Numbers
 from fleetplane.domains.boards.kinds import COUNTER, KINDS, NUMBER_LIMIT, SCOPE, Counter, number_of
-from fleetplane.domains.boards.rules import Facts
+from fleetplane.domains.boards.rules import BoardFacts
 from fleetplane.kernel.errors import AlreadyExists, ResourceExhausted
 from fleetplane.kernel.store import Store
 
@@ -52,7 +52,7 @@ def test_a_block_ends_where_numbers_do() -> None:
 def test_one_name_is_that_of_one_board_and_every_board_has_its_number() -> None:
     async def create(store: Store, name: str) -> int | None:
         try:
-            board = await Boards(store).create(Facts(name=name), actor="test")
+            board = await Boards(store).create(BoardFacts(name=name), actor="test")
         except AlreadyExists:
             return None
         return number_of(board)

@@ -9,7 +9,7 @@ from contextlib import aclosing
 import grpc
 from support.boards.boards_rig import BoardsRig, Member
 
-from fleetplane.domains.boards.calls.channels import Asked, NodeLinks
+from fleetplane.domains.boards.calls.channels import CallOrigin, NodeLinks
 from fleetplane.gen.boards import boards_pb2 as pb
 from fleetplane.gen.boards import boards_pb2_grpc
 
@@ -62,7 +62,7 @@ async def test_a_log_that_nobody_reads_waits_at_the_board(rig: BoardsRig) -> Non
         lambda link: link.node.StreamLogs,
         pb.LogFilter(follow=True),
         pb.LogEntry,
-        asked=Asked(actor="operator/boss"),
+        asked=CallOrigin(actor="operator/boss"),
     )
     async with aclosing(entries):
         for _ in range(READ_LINES):

@@ -13,7 +13,7 @@ import pytest
 from support.boards.board_node_rig import NodeRig, configured, node_rig
 from support.boards.boards_rig import BoardsRig, Member, until
 
-from fleetplane.domains.boards.calls.channels import Asked
+from fleetplane.domains.boards.calls.channels import CallOrigin
 from fleetplane.domains.boards.inventory.boards import status_of
 from fleetplane.domains.boards.logs import relay as logs_relay
 from fleetplane.fleet.figures import Stretch
@@ -23,7 +23,7 @@ from fleetplane.gen.pi_agent import pi_agent_pb2 as pi_agent
 from fleetplane.gen.pi_controller import pi_controller_pb2 as pi
 from fleetplane.kernel.errors import InvalidArgument, NotFound, ResourceExhausted, Unavailable
 
-ASKED = Asked(actor="operator/boss")
+ASKED = CallOrigin(actor="operator/boss")
 NS = 1_000_000_000
 
 

@@ -13,7 +13,7 @@ from support.boards.board_node_rig import NodeRig
 from support.boards.boards_rig import BoardsRig, until
 
 from fleetplane.domains.boards.access import LISTENER
-from fleetplane.domains.boards.agent.gpio.chip import Direction
+from fleetplane.domains.boards.agent.gpio.chip import LineDirection
 from fleetplane.domains.boards.kinds import SCOPE
 from fleetplane.domains.boards.pins.kinds import GPIO_DEVICE, status_of
 from fleetplane.domains.boards.users import PersonSpec
@@ -207,7 +207,7 @@ async def test_a_waveform_is_written_as_its_duty_cycle(rig: BoardsRig, node: Nod
 
     assert written.value == 30
     assert (await admin.ReadGPIO(pi.ReadGPIORequest(id=1))).value == 30.0
-    assert node.copper.wires[PIN].direction is Direction.OUTPUT
+    assert node.copper.wires[PIN].direction is LineDirection.OUTPUT
     error = await refusal(admin.WriteGPIO(pi.WriteGPIORequest(id=1, value=101)))
     assert error.code() is CODE.INVALID_ARGUMENT
 

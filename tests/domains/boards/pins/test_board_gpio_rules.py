@@ -16,10 +16,10 @@ from fleetplane.domains.boards.pins.kinds import (
     GpioConfig,
     GpioSpec,
     GpioStatus,
-    Lease,
+    PinHold,
     Pull,
 )
-from fleetplane.domains.boards.pins.rules import Drive, GiveUp, LeaveAlone, Listen, PinSeen, Wave
+from fleetplane.domains.boards.pins.rules import Drive, GiveUpPin, LeaveAlone, Listen, PinSeen, Wave
 from fleetplane.kernel.errors import Conflict, FailedPrecondition, InvalidArgument, PermissionDenied
 from fleetplane.kernel.resources import Resource
 from fleetplane.kernel.values.times import NS
@@ -64,12 +64,12 @@ def changed(spec: GpioSpec, **fields: object) -> GpioSpec:
     [
         (INPUT, False, Listen(pull=Pull.UP)),
         (OUTPUT, False, LeaveAlone()),
-        (OUTPUT, True, GiveUp()),
+        (OUTPUT, True, GiveUpPin()),
         (changed(OUTPUT, level=1), False, Drive(level=1, pull=Pull.NONE)),
         (changed(OUTPUT, level=0), True, Drive(level=0, pull=Pull.NONE)),
-        (changed(OUTPUT, level=1, enabled=False), True, GiveUp()),
+        (changed(OUTPUT, level=1, enabled=False), True, GiveUpPin()),
         (changed(OUTPUT, level=1, enabled=False), False, LeaveAlone()),
-        (changed(INPUT, removing=True), True, GiveUp()),
+        (changed(INPUT, removing=True), True, GiveUpPin()),
         (PWM, False, LeaveAlone()),
         (changed(PWM, level=30), False, Wave(frequency_hz=50, duty_percent=30)),
         (
@@ -89,8 +89,8 @@ def test_a_lease_that_the_board_still_keeps_is_given_up_before_anything_is_drive
     status = GpioStatus(owed_lease_id="old")
     driven = device(changed(OUTPUT, level=1), status)
 
-    assert rules.wish(driven) == GiveUp()
-    assert not rules.is_met(GiveUp(), driven, None)
+    assert rules.wish(driven) == GiveUpPin()
+    assert not rules.is_met(GiveUpPin(), driven, None)
 
 
 SEEN = PinSeen(pin=17, direction=Direction.OUTPUT, pull=Pull.NONE, level=1)
@@ -147,7 +147,7 @@ def test_a_board_that_is_away_says_nothing_about_its_pins(reason: str, state: De
         (device(OUTPUT), -1, InvalidArgument),
         (device(PWM), 101, InvalidArgument),
         (device(changed(PWM, config=GpioConfig())), 50, FailedPrecondition),
-        (device(OUTPUT, GpioStatus(lease=Lease(id="l", holder="robot", taken_at_ns=0))), 1, Conflict),
+        (device(OUTPUT, GpioStatus(lease=PinHold(id="l", holder="robot", taken_at_ns=0))), 1, Conflict),
     ],
 )
 def test_what_may_not_be_written(found: Device, value: int, error: type[Exception]) -> None:
@@ -156,7 +156,7 @@ def test_what_may_not_be_written(found: Device, value: int, error: type[Exceptio
 
 
 def test_an_expired_lease_keeps_nobody_out() -> None:
-    lease = Lease(id="l", holder="robot", taken_at_ns=0, expires_at_ns=100)
+    lease = PinHold(id="l", holder="robot", taken_at_ns=0, expires_at_ns=100)
     leased = device(OUTPUT, GpioStatus(lease=lease))
 
     with pytest.raises(Conflict):
@@ -190,7 +190,7 @@ def test_a_lease_has_a_length_that_makes_sense(seconds: float) -> None:
 def test_after_a_lease_has_ended_nothing_written_under_it_is_wanted(
     level: int | None, lease_id: str, held: bool
 ) -> None:
-    lease = Lease(id="mine", holder="robot", taken_at_ns=0, expires_at_ns=1)
+    lease = PinHold(id="mine", holder="robot", taken_at_ns=0, expires_at_ns=1)
     spec, status = changed(OUTPUT, level=level, lease_id=lease_id), GpioStatus(held=held, lease=lease)
 
     after_spec, after = rules.lease_ended(spec, status, lease)

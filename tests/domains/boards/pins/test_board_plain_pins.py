@@ -15,7 +15,7 @@ from support.boards.boards_rig import BoardsRig, boards_rig, until
 from support.boards.boards_web import boards_web
 
 from fleetplane.domains.boards.access import OPERATOR
-from fleetplane.domains.boards.calls.channels import Asked
+from fleetplane.domains.boards.calls.channels import CallOrigin
 from fleetplane.domains.boards.commands.encoding import BoardProgram
 from fleetplane.domains.boards.core import BoardOptions
 from fleetplane.domains.boards.metrics.original_metrics import OriginalMetrics
@@ -26,11 +26,11 @@ from fleetplane.gen.pi_agent import pi_agent_pb2 as pi_agent
 from fleetplane.gen.pi_agent import pi_agent_pb2_grpc
 from fleetplane.gen.pi_controller import pi_controller_pb2 as pi
 from fleetplane.gen.pi_controller import pi_controller_pb2_grpc
-from fleetplane.kernel.commands import State
+from fleetplane.kernel.commands import CommandState
 from fleetplane.kernel.errors import FailedPrecondition, Unimplemented
 
 PIN = 17
-BOSS = Asked(actor="operator/boss", role=OPERATOR)
+BOSS = CallOrigin(actor="operator/boss", role=OPERATOR)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -115,7 +115,7 @@ async def test_original_agents_run_no_commands_and_have_no_logs(plain: Plain) ->
 
     (outcome,) = await nodes.commander.finished(issued)
 
-    assert outcome.state is State.FAILED
+    assert outcome.state is CommandState.FAILED
     with pytest.raises(Unimplemented):
         await anext(nodes.logs.read(plain.board, pb.LogFilter(), asked=BOSS))
 
@@ -152,5 +152,5 @@ async def test_exec_on_an_original_agent_says_why_it_cannot(plain: Plain) -> Non
     commander = plain.rig.domain.nodes.commander
     command = await commander.execute(BoardProgram(command="uptime"), [plain.board], asked=BOSS)
     (outcome,) = await commander.finished(command)
-    assert outcome.state is State.FAILED
+    assert outcome.state is CommandState.FAILED
     assert "original agent" in outcome.detail

@@ -25,8 +25,8 @@ from fleetplane.domains.boards.ports import (
     ProvisioningOrder,
     ProvisioningState,
 )
-from fleetplane.domains.boards.provisioning.credentials import Credentials
-from fleetplane.domains.boards.provisioning.engine import Engine, ProvisioningParts, told
+from fleetplane.domains.boards.provisioning.credentials import SshCredentials
+from fleetplane.domains.boards.provisioning.engine import ProvisioningEngine, ProvisioningParts, told
 from fleetplane.domains.boards.provisioning.operations import (
     OPERATION,
     Operation,
@@ -35,7 +35,7 @@ from fleetplane.domains.boards.provisioning.operations import (
     is_over,
 )
 from fleetplane.domains.boards.provisioning.secrets import ClusterSecrets
-from fleetplane.domains.boards.rules import Facts
+from fleetplane.domains.boards.rules import BoardFacts
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.errors import Conflict, FailedPrecondition, InvalidArgument, NotFound
 from fleetplane.kernel.identity import MasterKey
@@ -53,8 +53,8 @@ class Rig:
         self.store, self.lab = store, lab
         self.boards, self.clusters = Boards(store), Clusters(store)
         self.operations = Operations(store)
-        self.credentials, self.secrets = Credentials(store, master), ClusterSecrets(store, master)
-        self.engine = Engine(
+        self.credentials, self.secrets = SshCredentials(store, master), ClusterSecrets(store, master)
+        self.engine = ProvisioningEngine(
             ProvisioningParts(
                 boards=self.boards,
                 clusters=self.clusters,
@@ -68,7 +68,7 @@ class Rig:
         )
 
     async def board(self, name: str, role: BoardRole = BoardRole.MASTER) -> int:
-        made = await self.boards.create(Facts(name=name, ip_address="127.0.0.1", role=role), actor=ACTOR)
+        made = await self.boards.create(BoardFacts(name=name, ip_address="127.0.0.1", role=role), actor=ACTOR)
         return int(made.name)
 
     async def cluster(self) -> int:

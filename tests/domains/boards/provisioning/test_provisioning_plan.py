@@ -11,13 +11,13 @@ import pytest
 from fleetplane.domains.boards.kinds import BoardRole
 from fleetplane.domains.boards.provisioning import plan, preflight
 from fleetplane.domains.boards.provisioning.options import read
-from fleetplane.domains.boards.provisioning.plan import Host
+from fleetplane.domains.boards.provisioning.plan import BoardHost
 from fleetplane.domains.boards.provisioning.policy import Installer
-from fleetplane.domains.boards.provisioning.preflight import Findings, Places, edited_cmdline, judge
+from fleetplane.domains.boards.provisioning.preflight import BoardPaths, Findings, edited_cmdline, judge
 from fleetplane.kernel.errors import InvalidArgument
 
-PI = Host(address="10.0.0.7", user="pi")
-ROOT = Host(address="10.0.0.7", user="root")
+PI = BoardHost(address="10.0.0.7", user="pi")
+ROOT = BoardHost(address="10.0.0.7", user="root")
 INSTALLER = Installer(url="https://get.k3s.io", sha256="ab" * 32)
 CURL = "curl --fail --silent --show-error --location --proto =https,file"
 FETCHED = f"""set -eu
@@ -38,7 +38,7 @@ FIT = Findings(
 )
 
 
-def commands(steps: tuple[plan.Step, ...]) -> dict[str, tuple[str, ...]]:
+def commands(steps: tuple[plan.CommandedStep, ...]) -> dict[str, tuple[str, ...]]:
     return {step.name: step.commands for step in steps if step.name not in ("preflight", "cgroup")}
 
 
@@ -188,7 +188,7 @@ def test_the_boot_loaders_line_stays_one_line(before: str, after: str | None) ->
 
 def test_the_probe_runs_in_a_plain_shell_and_is_understood() -> None:
     said = subprocess.run(
-        ["sh", "-c", preflight.probe(Places())], capture_output=True, text=True, check=True
+        ["sh", "-c", preflight.probe(BoardPaths())], capture_output=True, text=True, check=True
     ).stdout
     found = preflight.read(said)
     assert found.architecture

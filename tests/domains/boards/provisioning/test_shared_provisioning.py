@@ -20,8 +20,8 @@ from fleetplane.domains.boards.ports import (
     ProvisioningState,
 )
 from fleetplane.domains.boards.provisioning import guard
-from fleetplane.domains.boards.provisioning.credentials import Credentials, SshCredential
-from fleetplane.domains.boards.provisioning.engine import Engine, ProvisioningParts
+from fleetplane.domains.boards.provisioning.credentials import SshCredential, SshCredentials
+from fleetplane.domains.boards.provisioning.engine import ProvisioningEngine, ProvisioningParts
 from fleetplane.domains.boards.provisioning.operations import (
     OPERATION,
     Operation,
@@ -33,8 +33,8 @@ from fleetplane.domains.boards.provisioning.operations import (
     status_of,
 )
 from fleetplane.domains.boards.provisioning.secrets import ClusterSecrets
-from fleetplane.domains.boards.provisioning.ssh import Connection, Line, Printed
-from fleetplane.domains.boards.rules import Facts
+from fleetplane.domains.boards.provisioning.ssh import CommandPrinted, Line, SshSession
+from fleetplane.domains.boards.rules import BoardFacts
 from fleetplane.kernel.errors import Conflict, FleetplaneError
 from fleetplane.kernel.identity import MasterKey
 from fleetplane.kernel.kinds import KERNEL_KINDS
@@ -60,7 +60,7 @@ class Login:
 
     async def run(
         self, command: str, *, seconds: float, stdin: str = "", line: Line | None = None
-    ) -> Printed:
+    ) -> CommandPrinted:
         assert "flock" in command
         assert seconds
         assert not stdin
@@ -71,36 +71,36 @@ class Login:
             await asyncio.sleep(self.board.slow_seconds)
         if line is not None:
             line("printed")
-        return Printed(exit_code=code, output="printed", stdout="printed")
+        return CommandPrinted(exit_code=code, output="printed", stdout="printed")
 
 
 class Rig:
     def __init__(self) -> None:
         self.board = Board()
-        self.engines: dict[str, Engine] = {}
+        self.engines: dict[str, ProvisioningEngine] = {}
         self.operations: dict[str, Operations] = {}
         self.stores: dict[str, VirtualServer] = {}
         self.servers: VirtualServers
         self.number = 0
 
-    def _make(self, server: VirtualServer) -> Engine:
+    def _make(self, server: VirtualServer) -> ProvisioningEngine:
         store, name = server.store, server.name
 
         @asynccontextmanager
         async def dial(
             _address: str, _credential: SshCredential, _keys: Sequence[str]
-        ) -> AsyncIterator[Connection]:
+        ) -> AsyncIterator[SshSession]:
             yield Login(self.board, server)
 
         master = MasterKey(bytes(32), server.clock)
         self.operations[name] = Operations(store)
-        self.engines[name] = Engine(
+        self.engines[name] = ProvisioningEngine(
             ProvisioningParts(
                 boards=Boards(store),
                 clusters=Clusters(store),
                 operations=self.operations[name],
                 clock=store.clock,
-                credentials=Credentials(store, master),
+                credentials=SshCredentials(store, master),
                 secrets=ClusterSecrets(store, master),
                 dial=dial,  # type: ignore[arg-type]  # a context manager that swallows nothing
             )
@@ -121,11 +121,11 @@ class Rig:
             await until(lambda name=name: name in self.engines)  # type: ignore[misc]
         first = self.stores[names[0]].store
         made = await Boards(first).create(
-            Facts(name="attic", ip_address="192.0.2.1", role=BoardRole.WORKER), actor=ACTOR
+            BoardFacts(name="attic", ip_address="192.0.2.1", role=BoardRole.WORKER), actor=ACTOR
         )
         self.number = int(made.name)
         credential = SshCredential(user="pi", password="x", known_hosts="192.0.2.1 ssh-ed25519 AAAA")
-        await Credentials(first, MasterKey(bytes(32), first.clock)).put("default", credential, actor=ACTOR)
+        await SshCredentials(first, MasterKey(bytes(32), first.clock)).put("default", credential, actor=ACTOR)
         await until(lambda: all(one.store.revision >= first.revision for one in self.stores.values()))
 
     async def ask(self, name: str, action: ProvisioningAction, **more: object) -> ProvisioningAnswer:

@@ -56,7 +56,7 @@ from fleetplane.fleet.rollouts.rollouts import Rollouts
 from fleetplane.gen.boards import boards_pb2 as pb
 from fleetplane.kernel.errors import InvalidArgument
 from fleetplane.kernel.rollout.policy import OnHalt, Policy
-from fleetplane.kernel.rollout.states import Phase
+from fleetplane.kernel.rollout.states import RolloutPhase
 from fleetplane.kernel.store import Draft
 
 SET = "sensors"
@@ -161,7 +161,7 @@ class Site:
     def levels(self, pin: int) -> list[int]:
         return [board.copper.wire(pin, "look").level() for board in self.boards]
 
-    async def ended(self, spec: BoardSetSpec, phase: Phase) -> Mapping[str, str]:
+    async def ended(self, spec: BoardSetSpec, phase: RolloutPhase) -> Mapping[str, str]:
         """What became of the boards in the rollout of a set, once that has ended so."""
         version = digest(rules.encoded(spec))
 
@@ -222,17 +222,17 @@ async def test_sets_go_out_in_waves_to_real_agents_and_programs_that_end_are_rol
         )
         stayed = {"1": "rolled_back", "2": "never_started"}
         await site.write(ending())
-        assert await site.ended(ending(), Phase.ROLLED_BACK) == stayed
+        assert await site.ended(ending(), RolloutPhase.ROLLED_BACK) == stayed
         await site.have(first, 1, 2)
 
         refused = BoardSetSpec(programs=(ProgramSpec(name="sensor", command="/usr/bin/id"),))
         await site.write(refused)  # which no board allows
-        assert await site.ended(refused, Phase.ROLLED_BACK) == stayed
+        assert await site.ended(refused, RolloutPhase.ROLLED_BACK) == stayed
         await site.have(first, 1, 2)
 
         second = sleeping(1002, PinLevelSpec(pin=17, level=0))
         await site.write(second)
-        assert await site.ended(second, Phase.DONE) == {"1": "confirmed", "2": "confirmed"}
+        assert await site.ended(second, RolloutPhase.DONE) == {"1": "confirmed", "2": "confirmed"}
         await site.have(second, 1, 2)
         assert site.levels(17) == [0, 0]
         programs = site.server.domain.programs
@@ -289,12 +289,12 @@ async def test_packages_go_out_in_waves_and_one_that_cannot_be_installed_is_roll
             stayed = {"1": "rolled_back", "2": "never_started"}
             for bad in (PackageSpec(name="sensor", version="3.0"), PackageSpec(name="stranger")):
                 await site.write(BoardSetSpec(packages=(bad,)))
-                assert await site.ended(BoardSetSpec(packages=(bad,)), Phase.ROLLED_BACK) == stayed
+                assert await site.ended(BoardSetSpec(packages=(bad,)), RolloutPhase.ROLLED_BACK) == stayed
                 await site.have(first, 1, 2)
                 assert debian.file("sensor") == "1.0"
             second = BoardSetSpec(packages=(PackageSpec(name="sensor", version="2.0"),))
             await site.write(second)
-            assert await site.ended(second, Phase.DONE) == {"1": "confirmed", "2": "confirmed"}
+            assert await site.ended(second, RolloutPhase.DONE) == {"1": "confirmed", "2": "confirmed"}
             assert debian.file("sensor") == "2.0"
 
             sets, board = site.server.domain.core.sets, store.get(BOARD, SCOPE, "1")
@@ -322,7 +322,7 @@ async def test_a_set_is_not_deleted_while_its_rollout_is_under_way(tmp_path: Pat
         spec = RolloutSpec(
             subject=SUBJECT, to="x", policy=Policy(), actor="ada", started_at_ns=10**18, total=1
         )
-        status = RolloutStatus(phase=Phase.PAUSED, wave=1, counts={"pending": 1})
+        status = RolloutStatus(phase=RolloutPhase.PAUSED, wave=1, counts={"pending": 1})
         await rig.rig.put(ROLLOUT, AT, "r1", spec=spec, status=status)
         refused = await rig.call("DELETE", f"/board-sets/{SET}", scope=TENANT)
         assert refused.status_code in (400, 409), refused.text

@@ -16,7 +16,7 @@ import yaml
 
 from fleetplane.domains.edge.agent.config import document as config
 from fleetplane.domains.edge.agent.config import template
-from fleetplane.domains.edge.agent.config.layers import Configuration
+from fleetplane.domains.edge.agent.config.layers import DaemonConfiguration
 from fleetplane.domains.edge.agent.identity.state_folder import StateFolder
 from fleetplane.kernel.errors import SettingsError
 
@@ -43,11 +43,11 @@ class SlowFolder(StateFolder):
         super().write(path, content)
 
 
-def configuration(folder: Path, **changes: Any) -> Configuration:
+def configuration(folder: Path, **changes: Any) -> DaemonConfiguration:
     state = StateFolder(folder)
     state.make()
     state.store_document(yaml.safe_dump(config.merge(document(), changes)).encode())
-    made = Configuration(state, user_config=folder / "user.yaml", log=structlog.get_logger())
+    made = DaemonConfiguration(state, user_config=folder / "user.yaml", log=structlog.get_logger())
     made.load()
     return made
 
@@ -152,7 +152,7 @@ def test_what_is_pushed_goes_on_top_and_survives_a_restart(tmp_path: Path) -> No
     delta = b'{"spec":{"cluster":{"heartbeat_interval_secs":5}}}'
     made.push(hashlib.sha256(delta).hexdigest(), delta)
     assert made.current.heartbeat_seconds == 5
-    again = Configuration(StateFolder(tmp_path), user_config=None, log=structlog.get_logger())
+    again = DaemonConfiguration(StateFolder(tmp_path), user_config=None, log=structlog.get_logger())
     again.load()
     assert again.current.heartbeat_seconds == 5
     assert again.version == hashlib.sha256(delta).hexdigest()
@@ -226,7 +226,7 @@ def test_the_owner_goes_before_a_push_that_no_longer_fits(tmp_path: Path) -> Non
 def test_what_the_owner_changes_while_a_pushed_layer_is_written_counts_with_it(tmp_path: Path) -> None:
     state = SlowFolder(tmp_path)
     state.store_document(yaml.safe_dump(document()).encode())
-    made = Configuration(state, user_config=None, log=structlog.get_logger())
+    made = DaemonConfiguration(state, user_config=None, log=structlog.get_logger())
     made.load()
     with ThreadPoolExecutor() as threads:
         pushing = threads.submit(made.push, "v", b'{"spec":{"cluster":{"heartbeat_interval_secs":5}}}')

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from fleetplane.domains.edge.agent.commands.judge import Judge, Refused
+from fleetplane.domains.edge.agent.commands.judge import Judge, RefusedCommand
 from fleetplane.domains.edge.agent.config import document as config
-from fleetplane.domains.edge.agent.config.document import NodeConfig
+from fleetplane.domains.edge.agent.config.document import DaemonConfig
 from fleetplane.domains.edge.agent.tools import files, registry
 from fleetplane.domains.edge.agent.tools.contract import (
     BadArguments,
-    Call,
-    Channel,
+    CommandOutcomeReport,
     ErrorKind,
-    Outcome,
+    PermittedCall,
+    ProgramStream,
     Tool,
     ToolFailed,
 )
@@ -30,18 +30,20 @@ from fleetplane.node import safe_open
 TOOLS = registry.load(())
 
 
-async def call(tool: str, path: Path, **arguments: object) -> tuple[Outcome, bytes]:
+async def call(tool: str, path: Path, **arguments: object) -> tuple[CommandOutcomeReport, bytes]:
     """As permitted, of exactly this path."""
     heard = bytearray()
 
-    async def emit(channel: Channel, data: bytes) -> None:
+    async def emit(channel: ProgramStream, data: bytes) -> None:
         heard.extend(data)
 
     found: Tool = TOOLS[tool]
     given = {"path": str(path), **arguments}
     found.claims(given)
     outcome = await found.run(
-        Call(arguments=given, paths={str(path): path}, environment={}, emit=emit, output_limit_bytes=1 << 30)
+        PermittedCall(
+            arguments=given, paths={str(path): path}, environment={}, emit=emit, output_limit_bytes=1 << 30
+        )
     )
     return outcome, bytes(heard)
 
@@ -165,7 +167,7 @@ def judge(
     }
     import msgspec
 
-    found = msgspec.convert(config.merge(document), NodeConfig)
+    found = msgspec.convert(config.merge(document), DaemonConfig)
     return Judge(
         config=found,
         owner=found,
@@ -214,7 +216,7 @@ def places(tmp_path: Path) -> Path:
     ],
 )
 def test_no_way_leads_out_of_what_is_allowed(places: Path, path: str) -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RefusedCommand) as refused:
         judge(places).judge(ask(f"{places}/{path}"))
     assert refused.value.kind is ErrorKind.POLICY_VIOLATION
 
@@ -235,9 +237,9 @@ def test_a_list_may_name_a_link(places: Path) -> None:
 
 
 def test_mount_points_and_the_daemons_own_folder_bound_every_context(places: Path) -> None:
-    with pytest.raises(Refused, match="mount points"):
+    with pytest.raises(RefusedCommand, match="mount points"):
         judge(places, mounts=(str(places / "secret"),)).judge(ask(places / "allowed"))
-    with pytest.raises(Refused, match="belongs to the daemon"):
+    with pytest.raises(RefusedCommand, match="belongs to the daemon"):
         judge(places, protected=(places / "allowed" / "inner",)).judge(
             ask(places / "allowed" / "in" / "node.key")
         )

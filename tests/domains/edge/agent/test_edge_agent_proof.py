@@ -6,8 +6,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetplane.domains.edge.agent.identity.keyring import Identity
-from fleetplane.domains.edge.agent.identity.rotation import Form, request
+from fleetplane.domains.edge.agent.identity.keyring import DaemonIdentity
+from fleetplane.domains.edge.agent.identity.rotation import ProofForm, request
 from fleetplane.domains.edge.agent.server_proof import without_field
 from fleetplane.domains.edge.wire.protobuf_types import struct_of
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
@@ -17,7 +17,7 @@ OLD, NEW = (
     Ed25519PrivateKey.from_private_bytes(b"\x07" * 32),
     Ed25519PrivateKey.from_private_bytes(b"\x09" * 32),
 )
-ME = Identity(node_id=NODE, tenant="t", key=OLD, token="a.b.c")
+ME = DaemonIdentity(node_id=NODE, tenant="t", key=OLD, token="a.b.c")
 NONCE = bytes(range(32))
 
 
@@ -32,7 +32,7 @@ def test_rotation_requests_are_signed_over_the_bytes_written_down() -> None:
         "93c8a25b703696f9543c78c5a488a64c496a96b3db747429d86dc64843bc7d07"
     )
     assert made.current_envelope.node_security_token == ""
-    plain = request(ME, NEW, nonce=NONCE, issued_at_ms=0, form=Form.PLAIN)
+    plain = request(ME, NEW, nonce=NONCE, issued_at_ms=0, form=ProofForm.PLAIN)
     assert plain.signature_with_new_key.hex() == (
         "35abed8475b495b6149249e7a502ec737b10ac899a91f0c054c37da4283a3070"
         "44a8f7cac9c16630585d10cfa4a7085021835082ba75a321f541d561a6823a0b"

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from fleetplane.domains.edge.agent.commands import journal as journals
-from fleetplane.domains.edge.agent.commands.journal import Journal
+from fleetplane.domains.edge.agent.commands.journal import CommandJournal
 from fleetplane.domains.edge.agent.commands.results import ResultOutbox
 from fleetplane.domains.edge.agent.identity.state_folder import StateFolder, new_key, public_bytes
 from fleetplane.domains.edge.agent.status import forget, overview
@@ -129,8 +129,8 @@ def test_an_overview_says_what_is_broken(folder: StateFolder) -> None:
 # The journal.
 
 
-def opened(path: Path, now: float = 1000.0) -> Journal:
-    journal = Journal(path)
+def opened(path: Path, now: float = 1000.0) -> CommandJournal:
+    journal = CommandJournal(path)
     journal.open(now=now)
     return journal
 
@@ -140,7 +140,7 @@ def test_a_command_that_is_noted_while_another_is_delivered_is_not_forgotten_for
 ) -> None:
     held, go, replace = threading.Event(), threading.Event(), msgspec.structs.replace
 
-    def slow(record: journals.Record, **changes: Any) -> journals.Record:
+    def slow(record: journals.JournalRecord, **changes: Any) -> journals.JournalRecord:
         held.set()
         assert go.wait(60)
         return replace(record, **changes)

@@ -12,7 +12,14 @@ from support.edge.edge_daemon_rig import configure, enrolled, running
 from support.edge.edge_server_double import EdgeServerDouble, until
 
 from fleetplane.domains.edge.agent.tools import registry
-from fleetplane.domains.edge.agent.tools.contract import BadArguments, Call, Channel, Claims, Outcome, Tool
+from fleetplane.domains.edge.agent.tools.contract import (
+    BadArguments,
+    Claims,
+    CommandOutcomeReport,
+    PermittedCall,
+    ProgramStream,
+    Tool,
+)
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
 from fleetplane.kernel.errors import SettingsError
 
@@ -30,20 +37,20 @@ class Greeter:
                 raise RuntimeError("no idea")
         return Claims(domains=(str(arguments.get("domain", "example.com")),))
 
-    async def run(self, call: Call) -> Outcome:
+    async def run(self, call: PermittedCall) -> CommandOutcomeReport:
         match call.arguments.get("mood"):
             case "failing":
                 raise RuntimeError("oh no")
             case "late":
                 raise TimeoutError("of its own")
             case "stubborn":
-                await call.emit(Channel.STDOUT, b"it begins\n")
+                await call.emit(ProgramStream.STDOUT, b"it begins\n")
                 try:
                     await asyncio.sleep(300)
                 finally:
-                    await call.emit(Channel.STDERR, b"tidied up\n")
-        await call.emit(Channel.STDOUT, b"good day\n")
-        return Outcome(structured={"greeted": True})
+                    await call.emit(ProgramStream.STDERR, b"tidied up\n")
+        await call.emit(ProgramStream.STDOUT, b"good day\n")
+        return CommandOutcomeReport(structured={"greeted": True})
 
 
 class Impostor(Greeter):

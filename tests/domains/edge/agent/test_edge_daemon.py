@@ -14,11 +14,11 @@ from support.edge.edge_daemon_rig import configure, edge_section, enrolled, runn
 from support.edge.edge_server_double import EdgeServerDouble, edge_server, until
 
 from fleetplane.domains.edge.agent import session
-from fleetplane.domains.edge.agent.commands.commands import Work
-from fleetplane.domains.edge.agent.commands.judge import Job
+from fleetplane.domains.edge.agent.commands.commands import CommandWork
+from fleetplane.domains.edge.agent.commands.judge import PermittedJob
 from fleetplane.domains.edge.agent.daemon import wait_seconds
 from fleetplane.domains.edge.agent.identity.state_folder import StateFolder
-from fleetplane.domains.edge.agent.tools.contract import Outcome
+from fleetplane.domains.edge.agent.tools.contract import CommandOutcomeReport
 from fleetplane.domains.edge.wire.protobuf_types import duration_of
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
 from fleetplane.gen.fleetplane.edge.v1 import tolerant_pb2
@@ -176,14 +176,16 @@ async def test_so_does_cancelling_what_is_just_being_told(
     server: EdgeServerDouble, state: StateFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server may have the result, and cancel, before the command's task has ended."""
-    tell = Work._end
+    tell = CommandWork._end
 
-    async def told_and_cancelled(commands: Work, job: Job, outcome: Outcome) -> None:
+    async def told_and_cancelled(
+        commands: CommandWork, job: PermittedJob, outcome: CommandOutcomeReport
+    ) -> None:
         await tell(commands, job, outcome)
         await until(lambda: server.result(job.command_id) is not None)
         commands.cancel(job.command_id, "too late")
 
-    monkeypatch.setattr(Work, "_end", told_and_cancelled)
+    monkeypatch.setattr(CommandWork, "_end", told_and_cancelled)
     async with running(state):
         await until(lambda: server.hellos)
         await server.outcome("cmd.run", {"command": "true"}, command_id="one")
@@ -420,7 +422,7 @@ async def test_capabilities_that_were_looked_at_earlier_are_not_told_after_later
 
     async with running(state) as made, asyncio.TaskGroup() as tasks, grpc.aio.insecure_channel("a") as line:
         node = replace(made.node, capabilities=look)
-        stream, wire = session.Session(line, node, on_established=lambda: None), Wire()
+        stream, wire = session.DaemonSession(line, node, on_established=lambda: None), Wire()
         stream._writer = wire  # type: ignore[assignment]
         first = tasks.create_task(stream._tell_capabilities())
         assert await asyncio.to_thread(begun.wait, 60)

@@ -13,13 +13,13 @@ from support.edge.edge_server_double import TENANT, EdgeServerDouble, edge_serve
 
 from fleetplane.domains.edge.agent.assembly import Reach
 from fleetplane.domains.edge.agent.config import document as config
-from fleetplane.domains.edge.agent.endpoint import Target, target
+from fleetplane.domains.edge.agent.endpoint import DialTarget, target
 from fleetplane.domains.edge.agent.identity.claims import BadToken
 from fleetplane.domains.edge.agent.identity.enrolment import (
     Enroller,
     EnrolmentRefused,
+    EnrolmentRequest,
     Existing,
-    Request,
     plan,
 )
 from fleetplane.domains.edge.agent.identity.state_folder import StateFolder, public_bytes
@@ -57,7 +57,7 @@ async def test_an_empty_folder_becomes_a_node_of_its_tenant(server: EdgeServerDo
 
 async def test_a_dry_run_writes_nothing_and_asks_nobody(server: EdgeServerDouble, tmp_path: Path) -> None:
     state = StateFolder(tmp_path / "state")
-    steps = plan(state, Request(token=server.enrollment_token()), now=NOW).steps(state)
+    steps = plan(state, EnrolmentRequest(token=server.enrollment_token()), now=NOW).steps(state)
     assert any(TENANT in step and server.address in step for step in steps)
     assert not state.root.exists()
     assert server.attested == []
@@ -83,7 +83,9 @@ async def test_forced_it_gets_a_new_key_and_keeps_its_id(server: EdgeServerDoubl
 
 async def test_kept_and_enrolled_it_asks_nobody(server: EdgeServerDouble, tmp_path: Path) -> None:
     state = await enrolled(tmp_path / "state", server)
-    made = await enroller(state).enrol(Request(token=server.enrollment_token(), existing=Existing.KEEP))
+    made = await enroller(state).enrol(
+        EnrolmentRequest(token=server.enrollment_token(), existing=Existing.KEEP)
+    )
     assert made.already
     assert len(server.attested) == 1
 
@@ -96,7 +98,7 @@ async def test_kept_but_never_enrolled_it_uses_the_key_and_the_configuration(
     document = state.load_document()
     state.store_document(yaml.safe_dump({**document, "extra": {"mine": True}}).encode())
     state.token.unlink()
-    await enroller(state).enrol(Request(token=server.enrollment_token(), existing=Existing.KEEP))
+    await enroller(state).enrol(EnrolmentRequest(token=server.enrollment_token(), existing=Existing.KEEP))
     assert public_bytes(state.load_key()) == key
     assert state.load_document()["extra"] == {"mine": True}
     assert state.token.exists()
@@ -108,7 +110,7 @@ async def test_a_configuration_of_another_server_is_not_kept(
     state = await enrolled(tmp_path / "state", server)
     other = server.enrollment_token(cep="elsewhere.example:443")
     with pytest.raises(FailedPrecondition, match="names the server"):
-        plan(state, Request(token=other, existing=Existing.KEEP), now=NOW)
+        plan(state, EnrolmentRequest(token=other, existing=Existing.KEEP), now=NOW)
 
 
 async def test_a_folder_that_the_other_daemon_made_is_used_as_it_is(
@@ -176,7 +178,7 @@ async def test_a_folder_that_the_other_daemon_made_is_used_as_it_is(
 )
 def test_a_token_that_is_none_is_said_to_be(tmp_path: Path, token: str, words: str) -> None:
     with pytest.raises(BadToken, match=words):
-        plan(StateFolder(tmp_path), Request(token=token), now=NOW)
+        plan(StateFolder(tmp_path), EnrolmentRequest(token=token), now=NOW)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +208,7 @@ async def test_a_server_with_another_key_than_the_tokens_is_not_believed(
 ) -> None:
     state = StateFolder(tmp_path / "state")
     with pytest.raises(IntegrityError, match="not the one that the enrollment token names"):
-        await enroller(state).enrol(Request(token=server.enrollment_token(spk="11" * 32)))
+        await enroller(state).enrol(EnrolmentRequest(token=server.enrollment_token(spk="11" * 32)))
     assert not state.token.exists()
 
 
@@ -214,7 +216,7 @@ async def test_tls_is_not_given_up_for_a_server_nobody_vouches_for(tmp_path: Pat
     async with edge_server(tmp_path / "server", tls=True) as server:
         state = StateFolder(tmp_path / "state")
         with pytest.raises(LinkLost):
-            await enroller(state).enrol(Request(token=server.enrollment_token()))
+            await enroller(state).enrol(EnrolmentRequest(token=server.enrollment_token()))
         assert server.attested == []
 
 
@@ -232,8 +234,8 @@ async def test_tls_is_not_given_up_for_a_server_nobody_vouches_for(tmp_path: Pat
     ],
 )
 def test_an_address_says_whether_tls_is_spoken(endpoint: str, address: str, tls: bool) -> None:
-    assert target(endpoint) == Target(address=address, tls=tls)
-    assert target(endpoint, plaintext=tls) == Target(address=address, tls=not tls)
+    assert target(endpoint) == DialTarget(address=address, tls=tls)
+    assert target(endpoint, plaintext=tls) == DialTarget(address=address, tls=not tls)
 
 
 @pytest.mark.parametrize(

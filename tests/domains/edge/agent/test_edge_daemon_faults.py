@@ -385,11 +385,11 @@ async def test_a_refused_rotation_leaves_the_key_as_it_was(
     server: EdgeServerDouble, state: StateFolder
 ) -> None:
     from fleetplane.domains.edge.cli.agent import _rotator
-    from fleetplane.node.link import Refused
+    from fleetplane.node.link import ServerRefused
 
     kept = public_bytes(state.load_key())
     server.refuse_rotation = (grpc.StatusCode.FAILED_PRECONDITION, "unhealthy")
-    with pytest.raises(Refused, match="unhealthy"):
+    with pytest.raises(ServerRefused, match="unhealthy"):
         await _rotator(state.root, None, None).rotate()
     assert (public_bytes(state.load_key()), state.load_next_key()) == (kept, None)
     assert len(server.rotations) == 1

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fleetplane.domains.edge.agent.service_unit import NAME, Service, unit
+from fleetplane.domains.edge.agent.service_unit import NAME, SystemUnit, unit
 from fleetplane.kernel.errors import AlreadyExists, InvalidArgument, SettingsError
 
 
@@ -48,7 +48,7 @@ def test_words_are_quoted_as_systemd_reads_them() -> None:
 
 def test_installing_writes_the_unit_once_and_asks_for_it_to_be_started(tmp_path: Path) -> None:
     run = Recorder()
-    service = Service(folder=tmp_path / "units", run=run)
+    service = SystemUnit(folder=tmp_path / "units", run=run)
     assert service.install(state=tmp_path / "state") == []
     assert service.path.name == NAME
     assert ["systemctl", "--user", "enable", "--now", NAME] in run.asked
@@ -63,15 +63,15 @@ def test_installing_writes_the_unit_once_and_asks_for_it_to_be_started(tmp_path:
 
 
 def test_what_does_not_work_is_said(tmp_path: Path) -> None:
-    service = Service(folder=tmp_path, run=Recorder(enable_linger=1, is_active=3))
+    service = SystemUnit(folder=tmp_path, run=Recorder(enable_linger=1, is_active=3))
     (warning,) = service.install(state=tmp_path)
     assert "lingering" in warning
     assert service.status() == "not running"
     with pytest.raises(SettingsError, match="systemd does not answer"):
-        Service(folder=tmp_path / "b", run=Recorder(daemon_reload=1)).install(state=tmp_path)
+        SystemUnit(folder=tmp_path / "b", run=Recorder(daemon_reload=1)).install(state=tmp_path)
 
 
 def test_nothing_is_started_when_that_is_not_wanted(tmp_path: Path) -> None:
     run = Recorder()
-    Service(folder=tmp_path, run=run).install(state=tmp_path, start=False)
+    SystemUnit(folder=tmp_path, run=run).install(state=tmp_path, start=False)
     assert run.asked == []

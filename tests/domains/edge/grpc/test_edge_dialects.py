@@ -9,8 +9,8 @@ from support.edge.edge_identity_rig import identity_rig, new_key
 from support.edge.edge_signer import BOSS, legacy, ok
 from support.edge.edge_streams_rig import LEGACY_AGENT, Daemon, Rig, streams_rig, until
 
-from fleetplane.domains.edge.kinds import Dialect
-from fleetplane.domains.edge.nodes.config_layers import Place
+from fleetplane.domains.edge.kinds import PayloadDialect
+from fleetplane.domains.edge.nodes.config_layers import LayerPlace
 from fleetplane.domains.edge.wire import messages as wire
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
 
@@ -25,8 +25,8 @@ async def _in_tonic(rig: Rig) -> Daemon:
 async def test_a_client_of_the_contract_gets_the_contract_whatever_its_library(tmp_path: Path) -> None:
     async with streams_rig(tmp_path) as rig:
         daemon = await _in_tonic(rig)
-        assert rig.side.presences.dialect(daemon.node_id) is Dialect.DOCUMENTED
-        await rig.layers.put(Place(tenant="acme"), {"spec": {}}, actor=BOSS)
+        assert rig.side.presences.dialect(daemon.node_id) is PayloadDialect.DOCUMENTED
+        await rig.layers.put(LayerPlace(tenant="acme"), {"spec": {}}, actor=BOSS)
         raw = await daemon.read_bytes()
         rig.check_seals(raw, daemon)
         pushed = pb.EdgeCommand.FromString(raw).push_config
@@ -34,29 +34,29 @@ async def test_a_client_of_the_contract_gets_the_contract_whatever_its_library(t
         command = await rig.issue(daemon)
         await daemon.answer((await daemon.next("invoke_tool")).command_id, ok())
         await until(lambda: rig.outcome(command, daemon) == "ok")
-        assert rig.side.presences.dialect(daemon.node_id) is Dialect.DOCUMENTED
+        assert rig.side.presences.dialect(daemon.node_id) is PayloadDialect.DOCUMENTED
 
 
 async def test_a_daemon_in_the_field_is_known_by_its_hello_without_its_user_agent(tmp_path: Path) -> None:
     async with streams_rig(tmp_path) as rig:
         daemon = await rig.daemon()  # not in tonic
         await daemon.open_legacy()
-        assert rig.side.presences.dialect(daemon.node_id) is Dialect.LEGACY
-        await rig.layers.put(Place(tenant="acme"), {"spec": {}}, actor=BOSS)
+        assert rig.side.presences.dialect(daemon.node_id) is PayloadDialect.LEGACY
+        await rig.layers.put(LayerPlace(tenant="acme"), {"spec": {}}, actor=BOSS)
         raw = await daemon.read_bytes()
         rig.check_seals(raw, daemon)  # which that daemon passes over
 
 
 @pytest.mark.parametrize(
-    ("result", "dialect"), [(ok(), Dialect.DOCUMENTED), (legacy(ok=True), Dialect.LEGACY)]
+    ("result", "dialect"), [(ok(), PayloadDialect.DOCUMENTED), (legacy(ok=True), PayloadDialect.LEGACY)]
 )
 async def test_the_shape_of_a_result_overrules_what_the_hello_looked_like(
-    tmp_path: Path, result: bytes, dialect: Dialect
+    tmp_path: Path, result: bytes, dialect: PayloadDialect
 ) -> None:
     async with streams_rig(tmp_path) as rig:
         daemon = await rig.daemon()
         bearer = (("authorization", f"Bearer {daemon.identity.token}"),)
-        await daemon.open(metadata=bearer if dialect is Dialect.LEGACY else (), digest=False)
+        await daemon.open(metadata=bearer if dialect is PayloadDialect.LEGACY else (), digest=False)
         command = await rig.issue(daemon)
         await daemon.answer((await daemon.next("invoke_tool")).command_id, result, digest=False)
         await until(lambda: rig.outcome(command, daemon) == "ok")
@@ -77,9 +77,9 @@ async def test_a_rotation_is_answered_by_what_the_request_carries(tmp_path: Path
 
 
 def test_metadata_names_a_dialect_or_tells_nothing() -> None:
-    assert wire.stated_dialect("documented") is Dialect.DOCUMENTED
+    assert wire.stated_dialect("documented") is PayloadDialect.DOCUMENTED
     assert wire.stated_dialect("tonic/0.14.5") is None
     assert wire.stated_dialect(None) is None
-    assert wire.dialect_of_hello(bearer=True, short_form=True) is Dialect.DOCUMENTED
-    assert wire.dialect_of_hello(bearer=False, short_form=True) is Dialect.LEGACY
+    assert wire.dialect_of_hello(bearer=True, short_form=True) is PayloadDialect.DOCUMENTED
+    assert wire.dialect_of_hello(bearer=False, short_form=True) is PayloadDialect.LEGACY
     assert wire.dialect_of_hello(bearer=False, short_form=False) is None

@@ -17,7 +17,7 @@ from fleetplane.domains.edge.nodes.config_layers import (
     LAYER_LIMIT_BYTES,
     ConfigLayers,
     Document,
-    Place,
+    LayerPlace,
     compact,
     merge,
     parsed,
@@ -29,8 +29,8 @@ from fleetplane.kernel.values.documents import DEPTH_LIMIT
 from fleetplane.sim.clock import VirtualClock
 
 NODE = "11111111-2222-4333-8444-555555555555"
-ACME = Place(tenant="acme")
-MINE = Place(tenant="acme", node_id=NODE)
+ACME = LayerPlace(tenant="acme")
+MINE = LayerPlace(tenant="acme", node_id=NODE)
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=8),
@@ -72,7 +72,7 @@ def test_plain_values_of_the_upper_layer_stand_and_no_key_is_lost(one: Document,
 async def test_later_layers_win_and_the_version_is_the_digest_of_what_is_sent(tmp_path: Path) -> None:
     async with opened(tmp_path) as layers:
         assert layers.merged("acme", NODE) is None
-        await layers.put(Place(), {"level": "global", "only": {"global": 1}}, actor="boss")
+        await layers.put(LayerPlace(), {"level": "global", "only": {"global": 1}}, actor="boss")
         await layers.put(ACME, {"level": "tenant", "only": {"tenant": "é"}}, actor="boss")
         for_all = layers.merged("acme", NODE)
         await layers.put(MINE, {"level": "node"}, actor="boss")

@@ -11,10 +11,10 @@ from support.edge.edge_streams_rig import Daemon, Rig, streams_rig, until
 
 from fleetplane.domains.edge.explain import DaemonExplainer
 from fleetplane.domains.edge.kinds import tenant_scope
-from fleetplane.domains.edge.nodes.config_layers import Place
+from fleetplane.domains.edge.nodes.config_layers import LayerPlace
 from fleetplane.domains.edge.nodes.standings import Standings
 from fleetplane.domains.edge.streams.live import DaemonPresences
-from fleetplane.domains.edge.streams.sealing import Sealer
+from fleetplane.domains.edge.streams.sealing import StreamSealer
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
 from fleetplane.kernel.presence import PRESENCE, PresenceSpec
 
@@ -27,7 +27,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
 
 def standings_elsewhere(rig: Rig) -> Standings:
     """Those of a server that has no daemon."""
-    nobody = DaemonPresences(Sealer(rig.key, rig.tokens, rig.clock))
+    nobody = DaemonPresences(StreamSealer(rig.key, rig.tokens, rig.clock))
     return Standings(rig.store, rig.clock, nobody, rig.side.whereabouts)
 
 
@@ -95,7 +95,7 @@ async def test_daemons_that_nobody_has_are_written_as_disconnected(rig: Rig) -> 
 
 
 async def test_a_daemon_at_another_server_is_explained_by_its_record(rig: Rig) -> None:
-    nobody = DaemonPresences(Sealer(rig.key, rig.tokens, rig.clock))
+    nobody = DaemonPresences(StreamSealer(rig.key, rig.tokens, rig.clock))
     explainer = DaemonExplainer(rig.store, nobody, rig.layers, rig.clock, whereabouts=rig.side.whereabouts)
 
     def codes(daemon: Daemon) -> list[str]:
@@ -107,7 +107,7 @@ async def test_a_daemon_at_another_server_is_explained_by_its_record(rig: Rig) -
     await daemon.open()
     await until(lambda: rig.state(daemon) == "connected")
     assert codes(daemon) == []
-    await rig.layers.put(Place(tenant=TENANT, node_id=daemon.node_id), {"level": 1}, actor=BOSS)
+    await rig.layers.put(LayerPlace(tenant=TENANT, node_id=daemon.node_id), {"level": 1}, actor=BOSS)
     pushed = await daemon.next("push_config")
     assert codes(daemon) == ["CONFIG_UNCONFIRMED"]
     chunk = pb.Chunk(status=pb.StatusUpdate(state="config-refused", message="no such level"))

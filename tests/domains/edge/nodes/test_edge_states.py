@@ -14,19 +14,19 @@ from support.edge.edge_streams_rig import DEADLINE_SECONDS, Daemon, Rig, streams
 from fleetplane.domains.edge.kinds import (
     Capabilities,
     Desired,
-    Dialect,
     NodeSpec,
     NodeState,
     NodeStatus,
+    PayloadDialect,
 )
 from fleetplane.domains.edge.nodes.states import DaemonSighting, state_of, status_after
 from fleetplane.domains.edge.streams.assembly import StreamOptions
-from fleetplane.domains.edge.streams.live import Tail
+from fleetplane.domains.edge.streams.live import StreamTail
 
 SPEC = NodeSpec(display_name="", public_key=b"k" * 32, token_id="t", token_expires_at_ns=0, enrolled_at_ns=0)
 SEEN = DaemonSighting(
     stream_id="s",
-    dialect=Dialect.DOCUMENTED,
+    dialect=PayloadDialect.DOCUMENTED,
     capabilities=Capabilities(os="linux"),
     last_heartbeat_at_ns=5,
     config_version="",
@@ -82,7 +82,7 @@ def test_other_capabilities_are_written_without_a_new_state() -> None:
 
 
 def test_the_tail_keeps_the_end_of_what_went_by() -> None:
-    tail = Tail()
+    tail = StreamTail()
     for piece in (b"a" * 5000, b"bc", b"", b"d"):
         tail.add(piece)
     assert bytes(tail) == b"a" * 4093 + b"bcd"

@@ -13,19 +13,19 @@ from support.edge.edge_identity_rig import MovableClock
 from support.edge.edge_signer import legacy, ok
 from support.edge.edge_streams_rig import Daemon, Rig, streams_rig, until
 
-from fleetplane.domains.edge.kinds import Dialect
-from fleetplane.domains.edge.nodes.config_layers import Place
+from fleetplane.domains.edge.kinds import PayloadDialect
+from fleetplane.domains.edge.nodes.config_layers import LayerPlace
 from fleetplane.domains.edge.streams.assembly import StreamOptions
 from fleetplane.domains.edge.streams.call_encoding import TAIL_BYTES, ToolCall, public_id
 from fleetplane.domains.edge.streams.tool_calls import Dispatcher, DispatchPolicy
-from fleetplane.domains.edge.wire.messages import Progress
+from fleetplane.domains.edge.wire.messages import CommandProgress
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
 from fleetplane.gen.fleetplane.edge.v1 import tolerant_pb2
 from fleetplane.kernel.commands import Command
 from fleetplane.kernel.errors import InvalidArgument
 
 Code = grpc.StatusCode
-ACME = Place(tenant="acme")
+ACME = LayerPlace(tenant="acme")
 
 
 def claims_of(token: str) -> dict[str, object]:
@@ -193,7 +193,7 @@ async def test_duplicate_late_unknown_and_senseless_results_are_ignored(tmp_path
 
 async def test_output_is_told_while_it_comes_and_its_end_is_kept(tmp_path: Path) -> None:
     async with streams_rig(tmp_path) as rig:
-        told: list[tuple[str, str, Progress]] = []
+        told: list[tuple[str, str, CommandProgress]] = []
         stop = rig.side.dispatcher.watch(lambda *what: told.append(what))
         daemon = await rig.daemon()
         await daemon.open()
@@ -226,12 +226,12 @@ async def test_a_daemon_is_known_by_its_output_when_nothing_else_tells_its_diale
     async with streams_rig(tmp_path) as rig:
         daemon = await rig.daemon()
         await daemon.open(metadata=(("authorization", f"Bearer {daemon.identity.token}"),), digest=False)
-        assert rig.side.presences.dialect(daemon.node_id) is Dialect.DOCUMENTED
+        assert rig.side.presences.dialect(daemon.node_id) is PayloadDialect.DOCUMENTED
         command = await rig.issue(daemon)
         identity = (await daemon.next("invoke_tool")).command_id
         for sequence, text in enumerate((b"\n", b"text\n", b"\x0a\x03abc\n")):
             await daemon.send(command_progress=daemon.sign.line(identity, text, sequence=sequence))
-        await until(lambda: rig.side.presences.dialect(daemon.node_id) is Dialect.LEGACY)
+        await until(lambda: rig.side.presences.dialect(daemon.node_id) is PayloadDialect.LEGACY)
         await daemon.answer(identity, legacy(ok=True), digest=False)
         await until(lambda: rig.outcome(command, daemon) == "ok")
         assert rig.kept(command, daemon).stdout_tail == b"\ntext\n\x0a\x03abc\n"
@@ -241,7 +241,7 @@ async def test_a_daemon_is_known_by_its_output_when_nothing_else_tells_its_diale
 async def test_live_output_has_a_bound_and_the_tail_goes_on(tmp_path: Path) -> None:
     options = StreamOptions(dispatch=DispatchPolicy(live_bytes=10))
     async with streams_rig(tmp_path, options=options) as rig:
-        told: list[Progress] = []
+        told: list[CommandProgress] = []
         rig.side.dispatcher.watch(lambda _node, _command, said: told.append(said))
         daemon = await rig.daemon()
         await daemon.open()

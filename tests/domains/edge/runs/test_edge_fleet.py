@@ -27,15 +27,15 @@ from fleetplane.domains.edge.runs.channel import (
 from fleetplane.domains.edge.streams.call_encoding import decode_call, public_id
 from fleetplane.fleet.resources.declaration import AnyPublicResource
 from fleetplane.fleet.runs.driver import RELEASED_AT_ONCE
-from fleetplane.fleet.runs.events import Ended, Output, Started, TargetEnded
+from fleetplane.fleet.runs.events import RunEnded, Started, TargetEnded, TargetOutput
 from fleetplane.fleet.runs.policy import Mode, OnFailure, RunPolicy
 from fleetplane.fleet.runs.records import RunState, Summary, outcome_of
-from fleetplane.fleet.runs.runs import Cancelled
+from fleetplane.fleet.runs.runs import CancelledTargets
 from fleetplane.kernel import boundary
 from fleetplane.kernel.access import Principal
 from fleetplane.kernel.backoff import Backoff
 from fleetplane.kernel.clock import SystemClock
-from fleetplane.kernel.commands import COMMAND, Command, Commands, State
+from fleetplane.kernel.commands import COMMAND, Command, Commands, CommandState
 from fleetplane.kernel.errors import (
     AlreadyExists,
     FailedPrecondition,
@@ -82,11 +82,11 @@ async def test_the_command_says_what_to_run_and_for_whom(rig: Rig) -> None:
 async def test_many_at_once_but_no_more_than_allowed(rig: Rig) -> None:
     run = await rig.start(mode=Mode.PARALLEL, max_concurrency=4, on_failure=OnFailure.CONTINUE)
     assert len(await rig.sent_to(4)) == 4
-    await rig.end(run, rig.sent[0], State.FAILED, exit_code=3)
+    await rig.end(run, rig.sent[0], CommandState.FAILED, exit_code=3)
     assert len(await rig.sent_to(5)) == 5
     for node in rig.sent[1:5]:
         await rig.end(run, node)
-    await rig.end(run, (await rig.sent_to(6))[5], State.TIMED_OUT)
+    await rig.end(run, (await rig.sent_to(6))[5], CommandState.TIMED_OUT)
     assert await rig.over(run) == (RunState.COMPLETE, Summary(ok=4, err=1, timed_out=1))
 
 
@@ -109,29 +109,29 @@ async def test_the_next_wave_waits_for_the_whole_one_before(rig: Rig) -> None:
 async def test_the_first_failure_stops_everything(rig: Rig) -> None:
     run = await rig.start(mode=Mode.PARALLEL, max_concurrency=3)
     sent = list(await rig.sent_to(3))
-    await rig.end(run, sent[1], State.FAILED)
+    await rig.end(run, sent[1], CommandState.FAILED)
     assert await rig.over(run) == (RunState.HALTED, Summary(err=1, cancelled=2, not_started=3))
     assert {target for target, _, _ in rig.courier.recalled} == {sent[0], sent[2]}
     assert len(rig.sent) == 3, "nothing was started afterwards"
-    assert not await rig.ledger.ended(sent[0], run.name, State.OK), "a late answer changes nothing"
+    assert not await rig.ledger.ended(sent[0], run.name, CommandState.OK), "a late answer changes nothing"
 
 
 async def test_so_many_failures_are_borne_and_no_more(rig: Rig) -> None:
     run = await rig.start(on_failure=OnFailure.STOP_AFTER, stop_after=2)
-    await rig.end(run, (await rig.sent_to(1))[0], State.FAILED)
+    await rig.end(run, (await rig.sent_to(1))[0], CommandState.FAILED)
     await rig.end(run, (await rig.sent_to(2))[1])
-    await rig.end(run, (await rig.sent_to(3))[2], State.TIMED_OUT)
+    await rig.end(run, (await rig.sent_to(3))[2], CommandState.TIMED_OUT)
     assert await rig.over(run) == (RunState.HALTED, Summary(ok=1, err=1, timed_out=1, not_started=3))
 
 
 async def test_taking_a_run_back_reaches_those_that_are_at_it(rig: Rig) -> None:
     run = await rig.start(mode=Mode.PARALLEL, max_concurrency=2)
     sent = list(await rig.sent_to(2))
-    assert await rig.runs.cancel(SCOPE, run.name, actor="operator/test") == Cancelled(cancelled=6)
+    assert await rig.runs.cancel(SCOPE, run.name, actor="operator/test") == CancelledTargets(cancelled=6)
     assert await rig.over(run) == (RunState.CANCELLED, Summary(cancelled=2, not_started=4))
     assert {target for target, _, _ in rig.courier.recalled} == set(sent)
     again = await rig.runs.cancel(SCOPE, run.name, actor="operator/test")
-    assert again == Cancelled(), "there is nothing left"
+    assert again == CancelledTargets(), "there is nothing left"
 
 
 async def test_a_daemon_that_leaves_fails_at_once(rig: Rig) -> None:
@@ -187,7 +187,7 @@ async def test_a_run_whose_driver_fails_is_driven_on(
         monkeypatch.setattr(Commands, name, refusing_once(name))
     run = await rig.start()
     await rig.sent_to(1)
-    await rig.end(run, NODES[0], State.FAILED)
+    await rig.end(run, NODES[0], CommandState.FAILED)
     assert await rig.over(run) == (RunState.HALTED, Summary(err=1, not_started=5))
     assert refused == ["release", "cancel"]
 
@@ -275,9 +275,9 @@ async def test_whoever_looks_on_sees_everything_and_may_come_back(rig: Rig) -> N
     events = [event async for event in feed.after() if event is not None]
     assert [event.number for event in events] == list(range(1, len(events) + 1))
     kinds = [type(event) for event in events]
-    assert (kinds[0], kinds[-1]) == (Started, Ended)
+    assert (kinds[0], kinds[-1]) == (Started, RunEnded)
     assert kinds.count(TargetEnded) == 6
-    assert [event.output for event in events if isinstance(event, Output)] == [b"hello\n"]
+    assert [event.output for event in events if isinstance(event, TargetOutput)] == [b"hello\n"]
     later = [event async for event in feed.after(events[3].number) if event is not None]
     assert later == events[4:]
 
@@ -349,7 +349,7 @@ async def test_a_run_goes_on_after_the_server_was_restarted(tmp_path: Path) -> N
 class Prompt(FakeCourier):
     """Its targets answer as soon as they are asked."""
 
-    def __init__(self, outcome: State) -> None:
+    def __init__(self, outcome: CommandState) -> None:
         super().__init__()
         self.here = set(MANY)
         self.outcome = outcome
@@ -369,7 +369,7 @@ MANY = [str(uuid.UUID(int=number)) for number in range(1, 6 * RELEASED_AT_ONCE)]
 
 
 @asynccontextmanager
-async def large_rig(folder: Path, outcome: State) -> AsyncIterator[Rig]:
+async def large_rig(folder: Path, outcome: CommandState) -> AsyncIterator[Rig]:
     courier = Prompt(outcome)
     async with rig_in(folder, courier) as rig:
         courier.ledger = rig.ledger
@@ -379,7 +379,7 @@ async def large_rig(folder: Path, outcome: State) -> AsyncIterator[Rig]:
 
 
 async def test_a_failure_halts_a_large_run_while_most_still_wait_for_their_turn(tmp_path: Path) -> None:
-    async with large_rig(tmp_path, State.FAILED) as rig:
+    async with large_rig(tmp_path, CommandState.FAILED) as rig:
         run = await rig.start(mode=Mode.PARALLEL, on_failure=OnFailure.FAIL_FAST)
         state, summary = await rig.over(run)
         assert state is RunState.HALTED
@@ -389,7 +389,7 @@ async def test_a_failure_halts_a_large_run_while_most_still_wait_for_their_turn(
 
 
 async def test_results_of_a_large_run_are_told_while_others_still_wait(tmp_path: Path) -> None:
-    async with large_rig(tmp_path, State.OK) as rig:
+    async with large_rig(tmp_path, CommandState.OK) as rig:
         run = await rig.start(mode=Mode.PARALLEL, on_failure=OnFailure.CONTINUE)
         feed = rig.runs.feed(run)
         assert feed is not None

@@ -13,11 +13,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from support.edge.edge_signer import legacy, ok
 from support.edge.edge_streams_rig import MESSAGE_LIMIT_BYTES, Daemon, Rig, streams_rig, until
 
-from fleetplane.domains.edge.kinds import Dialect
+from fleetplane.domains.edge.kinds import PayloadDialect
 from fleetplane.domains.edge.streams import cut_results
 from fleetplane.domains.edge.streams.assembly import StreamOptions
 from fleetplane.domains.edge.streams.call_encoding import TAIL_BYTES
-from fleetplane.domains.edge.streams.verification import OUTPUT_SAMPLE, Cause, SealPolicy
+from fleetplane.domains.edge.streams.verification import OUTPUT_SAMPLE, RejectionCause, SealPolicy
 from fleetplane.domains.edge.wire.messages import ResultOutcome
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
 from fleetplane.gen.fleetplane.edge.v1 import tolerant_pb2
@@ -85,21 +85,36 @@ async def test_other_events_over_the_bound_count_as_not_said(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("result", "outcome", "exit_code", "dialect"),
     [
-        (legacy(ok=True, stdout=b"x" * 99_999), ResultOutcome.OK, 0, Dialect.LEGACY),
-        (legacy(exit_code=3, stdout=b"x" * 99_999, error_kind="e"), ResultOutcome.ERROR, 3, Dialect.LEGACY),
-        (legacy(exit_code=-1, stderr=b"x" * 99_999, error_kind="e"), ResultOutcome.ERROR, -1, Dialect.LEGACY),
-        (legacy(stdout=b"x" * 99_999, error_kind="timeout"), ResultOutcome.ERROR, None, Dialect.LEGACY),
-        (ok(2, b"x" * 99_999), ResultOutcome.OK, 2, Dialect.DOCUMENTED),
+        (legacy(ok=True, stdout=b"x" * 99_999), ResultOutcome.OK, 0, PayloadDialect.LEGACY),
+        (
+            legacy(exit_code=3, stdout=b"x" * 99_999, error_kind="e"),
+            ResultOutcome.ERROR,
+            3,
+            PayloadDialect.LEGACY,
+        ),
+        (
+            legacy(exit_code=-1, stderr=b"x" * 99_999, error_kind="e"),
+            ResultOutcome.ERROR,
+            -1,
+            PayloadDialect.LEGACY,
+        ),
+        (
+            legacy(stdout=b"x" * 99_999, error_kind="timeout"),
+            ResultOutcome.ERROR,
+            None,
+            PayloadDialect.LEGACY,
+        ),
+        (ok(2, b"x" * 99_999), ResultOutcome.OK, 2, PayloadDialect.DOCUMENTED),
         (
             pb.EdgeResult(err=pb.EdgeResult.Err(code="c", message="x" * 99_999)).SerializeToString(),
             ResultOutcome.ERROR,
             0,
-            Dialect.DOCUMENTED,
+            PayloadDialect.DOCUMENTED,
         ),
     ],
 )
 def test_how_it_ended_is_told_by_the_beginning_of_a_result(
-    result: bytes, outcome: ResultOutcome, exit_code: int | None, dialect: Dialect
+    result: bytes, outcome: ResultOutcome, exit_code: int | None, dialect: PayloadDialect
 ) -> None:
     sealed = pb.SealNodeEnvelope(node_security_token="t" * 900, signature=b"s" * 64, payload=b"p" * 100)
     event = tolerant_pb2.CommandResult(envelope=sealed, command_id=COMMAND, result=result)
@@ -124,7 +139,7 @@ async def test_forged_lines_are_found_out_though_not_every_signature_is_checked(
             lie = daemon.sign.line(name, b"false\n", sequence=number, key=STRANGER)
             with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # it is over by then
                 await daemon.send(command_progress=lie)
-        await until(lambda: rig.side.verifier.refused[Cause.SIGNATURE] == 1)
+        await until(lambda: rig.side.verifier.refused[RejectionCause.SIGNATURE] == 1)
         await until(lambda: not rig.side.presences.is_connected(daemon.node_id))
 
 

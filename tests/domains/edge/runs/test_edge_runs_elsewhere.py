@@ -11,7 +11,7 @@ from support.edge.edge_runs_rig import NODES, SCOPE, Rig, rig_in
 from support.shared.commandkit import FakeCourier
 
 from fleetplane.fleet.runs import runs as runs_module
-from fleetplane.fleet.runs.events import Ended, Output, Started, TargetEnded, TargetStarted
+from fleetplane.fleet.runs.events import RunEnded, Started, TargetEnded, TargetOutput, TargetStarted
 from fleetplane.fleet.runs.records import RunState, Summary
 from fleetplane.kernel.errors import ResourceExhausted
 
@@ -64,7 +64,7 @@ async def test_a_run_begun_on_a_standby_is_driven_by_the_active_server_and_told_
         ended = [event.name for event in events if isinstance(event, TargetEnded)]
         assert (started, ended) == (NODES, NODES)
         end = events[-1]
-        assert isinstance(end, Ended)
+        assert isinstance(end, RunEnded)
         assert (end.state, end.summary) == (RunState.COMPLETE, Summary(ok=6))
     await standby.until(lambda: standby.runs.open_count == 0)
     assert standby.runs.ended.total() == 0, "counted once, by its driver"
@@ -83,7 +83,8 @@ async def test_what_a_target_printed_is_told_where_none_of_it_was_heard_as_it_ca
             active.runs.progressed(node, run.name, "stdout", b"whole")
         await active.end(run, node, stdout_tail=b"tail", stderr_tail=b"")
     here, elsewhere = (
-        [(event.name, event.output) for event in events if isinstance(event, Output)] for events in await told
+        [(event.name, event.output) for event in events if isinstance(event, TargetOutput)]
+        for events in await told
     )
     assert here == [(NODES[0], b"whole"), *((node, b"tail") for node in NODES[1:])]
     assert elsewhere == [(node, b"tail") for node in NODES]
@@ -99,7 +100,7 @@ async def test_an_unfinished_run_is_told_by_a_server_that_starts_later(active: R
     assert await active.runs.cancel(SCOPE, run.name, actor="operator/test")
     assert (await active.over(run))[0] is RunState.CANCELLED
     end = (await told)[-1]
-    assert isinstance(end, Ended)
+    assert isinstance(end, RunEnded)
     assert end.state is RunState.CANCELLED
     observing.cancel()
     await asyncio.gather(observing, return_exceptions=True)

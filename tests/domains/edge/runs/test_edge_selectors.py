@@ -7,7 +7,7 @@ from fleetplane.domains.edge.kinds import Capabilities
 from fleetplane.domains.edge.runs import selectors
 from fleetplane.domains.edge.runs import target_spellings as targets
 from fleetplane.domains.edge.runs.selectors import Selector, from_json, parse, to_json
-from fleetplane.domains.edge.runs.target_spellings import Target, TargetKind
+from fleetplane.domains.edge.runs.target_spellings import SpelledTarget, TargetKind
 from fleetplane.kernel.errors import InvalidArgument
 
 HOST = Capabilities(
@@ -109,19 +109,19 @@ def test_json_that_says_something_else_is_refused(value: object) -> None:
 @pytest.mark.parametrize(
     ("text", "target"),
     [
-        ("all", Target(kind=TargetKind.ALL)),
-        ("@web-1", Target(kind=TargetKind.NODE, name="web-1")),
-        ("group:rack 7", Target(kind=TargetKind.GROUP, name="rack 7")),
-        ("os=linux", Target(kind=TargetKind.SELECTOR, selector=Selector(os="linux"))),
+        ("all", SpelledTarget(kind=TargetKind.ALL)),
+        ("@web-1", SpelledTarget(kind=TargetKind.NODE, name="web-1")),
+        ("group:rack 7", SpelledTarget(kind=TargetKind.GROUP, name="rack 7")),
+        ("os=linux", SpelledTarget(kind=TargetKind.SELECTOR, selector=Selector(os="linux"))),
     ],
 )
-def test_a_target_as_people_type_it(text: str, target: Target) -> None:
+def test_a_target_as_people_type_it(text: str, target: SpelledTarget) -> None:
     assert targets.parse(text) == target
     assert targets.from_json(targets.to_json(target)) == target
 
 
 def test_everyone_can_be_said_in_two_ways() -> None:
-    assert targets.from_json("All") == targets.from_json({"All": None}) == Target(kind=TargetKind.ALL)
+    assert targets.from_json("All") == targets.from_json({"All": None}) == SpelledTarget(kind=TargetKind.ALL)
 
 
 @pytest.mark.parametrize(

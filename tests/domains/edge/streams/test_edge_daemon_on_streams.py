@@ -15,18 +15,18 @@ from support.edge.edge_streams_rig import until
 
 from fleetplane.domains.blueprint import prepare_both, run_both
 from fleetplane.domains.edge.agent.assembly import Reach
-from fleetplane.domains.edge.agent.identity.enrolment import Enroller, Request
+from fleetplane.domains.edge.agent.identity.enrolment import Enroller, EnrolmentRequest
 from fleetplane.domains.edge.agent.identity.state_folder import StateFolder
 from fleetplane.domains.edge.identity import assembly as identity_side
 from fleetplane.domains.edge.identity.assembly import IdentitySide
 from fleetplane.domains.edge.identity.policy import IdentityPolicy
 from fleetplane.domains.edge.kinds import Desired, EdgeNode, tenant_scope
-from fleetplane.domains.edge.nodes.config_layers import CONFIG_LAYER, ConfigLayers, Place
+from fleetplane.domains.edge.nodes.config_layers import CONFIG_LAYER, ConfigLayers, LayerPlace
 from fleetplane.domains.edge.streams.assembly import StreamOptions, StreamSide
 from fleetplane.domains.edge.streams.call_encoding import ToolCall, ToolOutcome, decode_outcome, encode_call
-from fleetplane.domains.edge.streams.verification import Cause, SealPolicy
-from fleetplane.domains.edge.wire.messages import Progress
-from fleetplane.fleet.people.door import Door
+from fleetplane.domains.edge.streams.verification import RejectionCause, SealPolicy
+from fleetplane.domains.edge.wire.messages import CommandProgress
+from fleetplane.fleet.people.door import Authenticators
 from fleetplane.fleet.rollouts.records import KINDS as ROLLOUT_KINDS
 from fleetplane.kernel.access import AccessTable, Principal
 from fleetplane.kernel.clock import SystemClock
@@ -59,7 +59,7 @@ class House:
         invitation = await self.identity.enrollments.issue(TENANT, "box", actor=BOSS)
         state = StateFolder(folder)
         enroller = Enroller(folder=state, connect=Reach().channel, clock=SystemClock())
-        await enroller.enrol(Request(token=invitation.token))
+        await enroller.enrol(EnrolmentRequest(token=invitation.token))
         return state
 
     @property
@@ -117,7 +117,7 @@ async def house(folder: Path, *, overlap_seconds: float = 60.0) -> AsyncIterator
             master,
             clock,
             revocations=revocations,
-            door=Door(operators, revocations),
+            door=Authenticators(operators, revocations),
             layers=layers,
             issuer="",
             policy=IdentityPolicy(attests_per_minute=0, overlap_seconds=overlap_seconds),
@@ -165,7 +165,7 @@ def _app(identity: IdentitySide, streams: StreamSide) -> GrpcApp:
 async def test_it_enrols_connects_and_works_under_strict_verification(tmp_path: Path) -> None:
     async with house(tmp_path) as h:
         state = await h.enrol(tmp_path / "edge")
-        told: list[Progress] = []
+        told: list[CommandProgress] = []
         h.streams.dispatcher.watch(lambda _node, _command, said: told.append(said))
         async with running(state):
             await h.connected()
@@ -200,7 +200,7 @@ async def test_a_pushed_configuration_is_acknowledged_and_remembered(tmp_path: P
     async with house(tmp_path) as h:
         state = await h.enrol(tmp_path / "edge")
         layer = await h.layers.put(
-            Place(tenant=TENANT), {"spec": {"cluster": {"heartbeat_interval_secs": 1}}}, actor=BOSS
+            LayerPlace(tenant=TENANT), {"spec": {"cluster": {"heartbeat_interval_secs": 1}}}, actor=BOSS
         )
         node = h.node.name
         async with running(state):
@@ -258,5 +258,5 @@ async def test_a_revoked_daemon_is_cut_off_and_stays_away(tmp_path: Path) -> Non
             await h.connected()
             await h.identity.nodes.revoke(TENANT, node, reason="stolen", actor=BOSS)
             await until(lambda: not h.streams.presences.is_connected(node))
-            await until(lambda: h.streams.verifier.refused[Cause.REVOKED] >= 1)
+            await until(lambda: h.streams.verifier.refused[RejectionCause.REVOKED] >= 1)
             assert h.state() == "revoked"

@@ -9,11 +9,11 @@ from support.shared import virtual_loop
 from support.shared.commandkit import SCOPE, FakeCourier
 from support.shared.presence_rig import cluster, until
 
-from fleetplane.domains.edge.kinds import Dialect
+from fleetplane.domains.edge.kinds import PayloadDialect
 from fleetplane.domains.edge.streams.call_encoding import CHANNEL
 from fleetplane.domains.edge.streams.live import DaemonPresences
 from fleetplane.domains.edge.streams.tool_calls import Dispatcher, DispatchPolicy
-from fleetplane.kernel.commands import Commands, State, state_of
+from fleetplane.kernel.commands import Commands, CommandState, state_of
 
 
 def test_what_cannot_be_repeated_is_lost_when_its_daemon_comes_from_a_server_that_died() -> None:
@@ -40,9 +40,9 @@ def test_what_cannot_be_repeated_is_lost_when_its_daemon_comes_from_a_server_tha
             following = asyncio.create_task(dispatcher.ledger.run_here())
             await until(lambda: dispatcher.ledger.open_count == 2)
             await a.where.enter("node")
-            await dispatcher.settle("node", Dialect.DOCUMENTED)
+            await dispatcher.settle("node", PayloadDialect.DOCUMENTED)
             states = [state_of(dispatcher.ledger.targets(one)[0]) for one in (once, again)]
-            assert states == [State.FAILED, State.WAITING]
+            assert states == [CommandState.FAILED, CommandState.WAITING]
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
 

@@ -8,14 +8,14 @@ import grpc
 import msgspec
 from support.edge.edge_streams_rig import Daemon, Rig, streams_rig, until
 
-from fleetplane.domains.edge.nodes.config_layers import Place
+from fleetplane.domains.edge.nodes.config_layers import LayerPlace
 from fleetplane.domains.edge.streams.assembly import StreamOptions
 from fleetplane.domains.edge.streams.call_encoding import public_id
 from fleetplane.fleet.streams.host import StreamPolicy
-from fleetplane.kernel.commands import COMMAND_TARGET, Command, State
+from fleetplane.kernel.commands import COMMAND_TARGET, Command, CommandState
 
 Code = grpc.StatusCode
-ACME = Place(tenant="acme")
+ACME = LayerPlace(tenant="acme")
 
 
 async def test_a_disconnect_ends_what_the_daemon_was_doing_at_once(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ async def _mark_sent(rig: Rig, command: Command, daemon: Daemon) -> None:
     target = rig.target(command, daemon)
     assert target.status is not None
     run_by_ns = rig.clock.now_ns() + 60_000_000_000
-    sent = msgspec.structs.replace(target.status, state=State.SENT, deliveries=1, run_by_ns=run_by_ns)
+    sent = msgspec.structs.replace(target.status, state=CommandState.SENT, deliveries=1, run_by_ns=run_by_ns)
     await rig.store.transact(
         lambda draft: draft.put(COMMAND_TARGET, target.scope, target.name, spec=target.spec, status=sent),
         actor="test",

@@ -13,12 +13,12 @@ from support.edge.edge_streams_rig import Daemon, streams_rig, until
 
 from fleetplane.domains.blueprint import run_both
 from fleetplane.domains.edge.kinds import Desired
-from fleetplane.domains.edge.nodes.config_layers import Place, version_of
+from fleetplane.domains.edge.nodes.config_layers import LayerPlace, version_of
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
 from fleetplane.gen.fleetplane.edge.v1 import legacy_pb2
 
 Code = grpc.StatusCode
-ACME = Place(tenant="acme")
+ACME = LayerPlace(tenant="acme")
 
 
 async def tell(daemon: Daemon, about: str, state: str, message: str = "") -> None:
@@ -44,9 +44,9 @@ async def test_a_configuration_is_pushed_at_the_start_and_at_every_change(tmp_pa
         await daemon.beat()
         await until(lambda: rig.status(daemon).config_version == pushed.version)
 
-        await rig.layers.put(Place(tenant="acme", node_id=daemon.node_id), {"mine": True}, actor=BOSS)
+        await rig.layers.put(LayerPlace(tenant="acme", node_id=daemon.node_id), {"mine": True}, actor=BOSS)
         assert json.loads((await daemon.next("push_config")).config_delta) == {"level": 1, "mine": True}
-        await rig.layers.put(Place(), {"all": 0}, actor=BOSS)
+        await rig.layers.put(LayerPlace(), {"all": 0}, actor=BOSS)
         assert json.loads((await daemon.next("push_config")).config_delta)["all"] == 0
         daemon.leave()
 

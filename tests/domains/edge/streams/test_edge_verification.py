@@ -33,7 +33,7 @@ from fleetplane.domains.edge.kinds import (
 )
 from fleetplane.domains.edge.nodes.registry import Nodes
 from fleetplane.domains.edge.streams.connect_edge import _parsed
-from fleetplane.domains.edge.streams.verification import Cause, Seal, SealPolicy, Verifier
+from fleetplane.domains.edge.streams.verification import RejectionCause, Seal, SealPolicy, StreamVerifier
 from fleetplane.domains.edge.wire import envelope
 from fleetplane.domains.edge.wire.envelope import EventKind
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
@@ -64,7 +64,7 @@ class Ground:
     identity: Identity
     neighbour: Identity
     """Of the same tenant."""
-    verifier: Verifier
+    verifier: StreamVerifier
     sign: Signer
 
     def hello(self, **wrong: Any) -> Seal:
@@ -73,14 +73,14 @@ class Ground:
     def beat(self, seal: Seal, **wrong: Any) -> None:
         self.verifier.event(seal, EventKind.HEARTBEAT, self.sign.heartbeat(**wrong))
 
-    def with_policy(self, **policy: bool) -> Verifier:
-        return Verifier(self.tokens, self.store, self.clock, SealPolicy(**policy))
+    def with_policy(self, **policy: bool) -> StreamVerifier:
+        return StreamVerifier(self.tokens, self.store, self.clock, SealPolicy(**policy))
 
-    def refused(self, check: Callable[[], Any]) -> tuple[Cause, type[FleetplaneError]]:
+    def refused(self, check: Callable[[], Any]) -> tuple[RejectionCause, type[FleetplaneError]]:
         before = dict(self.verifier.refused)
         with pytest.raises(FleetplaneError) as caught:
             check()
-        cause = Cause(caught.value.details["cause"])
+        cause = RejectionCause(caught.value.details["cause"])
         counted = {name for name, count in self.verifier.refused.items() if count != before[name]}
         assert counted <= {cause}
         return cause, type(caught.value)
@@ -97,7 +97,7 @@ async def ground(folder: Path) -> AsyncIterator[Ground]:
             clock=clock,
             identity=identity,
             neighbour=await enrolled(store, tokens, clock),
-            verifier=Verifier(tokens, store, clock, SealPolicy()),
+            verifier=StreamVerifier(tokens, store, clock, SealPolicy()),
             sign=Signer(identity=identity, clock=clock),
         )
 
@@ -182,45 +182,45 @@ def _beat(**wrong: Any) -> Make:
 @pytest.mark.parametrize(
     ("make", "cause", "error"),
     [
-        (_no_envelope, Cause.NO_ENVELOPE, InvalidArgument),
-        (_beat(token=""), Cause.TOKEN, Unauthenticated),
-        (_beat(token="a.b.c"), Cause.TOKEN, Unauthenticated),
+        (_no_envelope, RejectionCause.NO_ENVELOPE, InvalidArgument),
+        (_beat(token=""), RejectionCause.TOKEN, Unauthenticated),
+        (_beat(token="a.b.c"), RejectionCause.TOKEN, Unauthenticated),
         (
             lambda g: (EventKind.HEARTBEAT, g.sign.heartbeat(token=g.identity.token[:-8])),
-            Cause.TOKEN,
+            RejectionCause.TOKEN,
             Unauthenticated,
         ),
-        (_worker_token, Cause.TOKEN, Unauthenticated),
+        (_worker_token, RejectionCause.TOKEN, Unauthenticated),
         (
             lambda g: (EventKind.HEARTBEAT, g.sign.heartbeat(token=g.neighbour.token, key=g.neighbour.key)),
-            Cause.NODE,
+            RejectionCause.NODE,
             Unauthenticated,
         ),
-        (_foreign_tenant, Cause.TENANT, PermissionDenied),
-        (_token_of_another_key, Cause.KEY, Unauthenticated),
-        (_beat(key=STRANGER), Cause.SIGNATURE, Unauthenticated),
-        (_beat(signature=b"\0" * 64), Cause.SIGNATURE, Unauthenticated),
-        (_beat(signature=b"short"), Cause.SIGNATURE, Unauthenticated),
-        (_beat(kind=EventKind.COMMAND_RESULT), Cause.KIND, Unauthenticated),
-        (_beat(kind=EventKind.COMMAND), Cause.KIND, Unauthenticated),
+        (_foreign_tenant, RejectionCause.TENANT, PermissionDenied),
+        (_token_of_another_key, RejectionCause.KEY, Unauthenticated),
+        (_beat(key=STRANGER), RejectionCause.SIGNATURE, Unauthenticated),
+        (_beat(signature=b"\0" * 64), RejectionCause.SIGNATURE, Unauthenticated),
+        (_beat(signature=b"short"), RejectionCause.SIGNATURE, Unauthenticated),
+        (_beat(kind=EventKind.COMMAND_RESULT), RejectionCause.KIND, Unauthenticated),
+        (_beat(kind=EventKind.COMMAND), RejectionCause.KIND, Unauthenticated),
         (
             lambda g: (EventKind.HEARTBEAT, g.sign.heartbeat(node_id=g.neighbour.node_id)),
-            Cause.NODE,
+            RejectionCause.NODE,
             Unauthenticated,
         ),
-        (_beat(stream_id=OTHER_STREAM), Cause.STREAM, Unauthenticated),
-        (_beat(ahead_ms=300_001), Cause.STALE, Unauthenticated),
-        (_beat(ahead_ms=-300_001), Cause.STALE, Unauthenticated),
-        (_beat(inner=b"more"), Cause.CONTENT, Unauthenticated),
-        (_altered_result, Cause.CONTENT, Unauthenticated),
-        (_other_command, Cause.CONTENT, Unauthenticated),
-        (_altered_chunk, Cause.CONTENT, Unauthenticated),
-        (_moved_line, Cause.CONTENT, Unauthenticated),
-        (_altered_update, Cause.CONTENT, Unauthenticated),
+        (_beat(stream_id=OTHER_STREAM), RejectionCause.STREAM, Unauthenticated),
+        (_beat(ahead_ms=300_001), RejectionCause.STALE, Unauthenticated),
+        (_beat(ahead_ms=-300_001), RejectionCause.STALE, Unauthenticated),
+        (_beat(inner=b"more"), RejectionCause.CONTENT, Unauthenticated),
+        (_altered_result, RejectionCause.CONTENT, Unauthenticated),
+        (_other_command, RejectionCause.CONTENT, Unauthenticated),
+        (_altered_chunk, RejectionCause.CONTENT, Unauthenticated),
+        (_moved_line, RejectionCause.CONTENT, Unauthenticated),
+        (_altered_update, RejectionCause.CONTENT, Unauthenticated),
     ],
 )
 async def test_each_violation_is_refused_for_its_own_reason(
-    tmp_path: Path, make: Make, cause: Cause, error: type[FleetplaneError]
+    tmp_path: Path, make: Make, cause: RejectionCause, error: type[FleetplaneError]
 ) -> None:
     async with ground(tmp_path) as g:
         seal = g.hello()
@@ -255,7 +255,7 @@ async def test_events_out_of_order_are_taken_within_the_skew_and_no_further(tmp_
         seal = g.hello()
         g.beat(seal, ahead_ms=200_000)
         g.beat(seal, ahead_ms=-99_000)
-        assert g.refused(lambda: g.beat(seal, ahead_ms=-100_001))[0] is Cause.BACKWARDS
+        assert g.refused(lambda: g.beat(seal, ahead_ms=-100_001))[0] is RejectionCause.BACKWARDS
 
 
 async def test_an_event_of_one_stream_is_nothing_on_another(tmp_path: Path) -> None:
@@ -264,18 +264,21 @@ async def test_an_event_of_one_stream_is_nothing_on_another(tmp_path: Path) -> N
         recorded = g.sign.heartbeat()
         g.sign = Signer(identity=g.identity, clock=g.clock)
         seal = g.hello()
-        assert g.refused(lambda: g.verifier.event(seal, EventKind.HEARTBEAT, recorded))[0] is Cause.STREAM
+        assert (
+            g.refused(lambda: g.verifier.event(seal, EventKind.HEARTBEAT, recorded))[0]
+            is RejectionCause.STREAM
+        )
 
 
 async def test_a_hello_opens_one_stream_only(tmp_path: Path) -> None:
     async with ground(tmp_path) as g:
         recorded = g.sign.hello()
         g.verifier.hello(recorded)
-        assert g.refused(lambda: g.verifier.hello(recorded))[0] is Cause.REPLAYED
+        assert g.refused(lambda: g.verifier.hello(recorded))[0] is RejectionCause.REPLAYED
         await g.clock.advance(299)
-        assert g.refused(lambda: g.verifier.hello(recorded))[0] is Cause.REPLAYED
+        assert g.refused(lambda: g.verifier.hello(recorded))[0] is RejectionCause.REPLAYED
         await g.clock.advance(2)
-        assert g.refused(lambda: g.verifier.hello(recorded))[0] is Cause.STALE
+        assert g.refused(lambda: g.verifier.hello(recorded))[0] is RejectionCause.STALE
         g.hello()  # a new one of the same stream id is another one
 
 
@@ -284,7 +287,7 @@ async def test_a_payload_of_no_known_layout_is_refused_unless_not_strict(
 ) -> None:
     async with ground(tmp_path) as g:
         g.sign.plain = f"hello on {g.sign.stream_id}".encode()
-        assert g.refused(g.hello)[0] is Cause.NOT_CANONICAL
+        assert g.refused(g.hello)[0] is RejectionCause.NOT_CANONICAL
         lenient = g.with_policy(strict=False)
         _, seal = lenient.hello(g.sign.hello())
 
@@ -293,8 +296,10 @@ async def test_a_payload_of_no_known_layout_is_refused_unless_not_strict(
             lenient.event(seal, EventKind.HEARTBEAT, g.sign.heartbeat())
 
         beat(b"beat 1 on " + g.sign.stream_id.encode())
-        assert g.refused(lambda: beat(b"beat 1 on " + g.sign.stream_id.encode()))[0] is Cause.REPLAYED
-        assert g.refused(lambda: beat(b"beat 2 on " + OTHER_STREAM.encode()))[0] is Cause.STREAM
+        assert (
+            g.refused(lambda: beat(b"beat 1 on " + g.sign.stream_id.encode()))[0] is RejectionCause.REPLAYED
+        )
+        assert g.refused(lambda: beat(b"beat 2 on " + OTHER_STREAM.encode()))[0] is RejectionCause.STREAM
         beat(b"beat 2 on " + uuid.UUID(g.sign.stream_id).bytes)
 
 
@@ -302,19 +307,23 @@ async def test_who_signs_in_full_once_is_held_to_it_for_the_whole_stream(tmp_pat
     async with ground(tmp_path) as g:
         seal = g.hello(digest=True)
         short = g.sign.result(COMMAND, ok(), digest=False)
-        assert g.refused(lambda: g.verifier.event(seal, EventKind.COMMAND_RESULT, short))[0] is Cause.CONTENT
+        assert (
+            g.refused(lambda: g.verifier.event(seal, EventKind.COMMAND_RESULT, short))[0]
+            is RejectionCause.CONTENT
+        )
         g.verifier.event(seal, EventKind.COMMAND_RESULT, g.sign.result(COMMAND, ok()))
         plain = Signer(identity=g.identity, clock=g.clock, stream_id=g.sign.stream_id, plain=b"whatever")
         foreign = plain.heartbeat()
         assert (
-            g.refused(lambda: g.verifier.event(seal, EventKind.HEARTBEAT, foreign))[0] is Cause.NOT_CANONICAL
+            g.refused(lambda: g.verifier.event(seal, EventKind.HEARTBEAT, foreign))[0]
+            is RejectionCause.NOT_CANONICAL
         )
 
 
 async def test_the_first_generation_can_be_kept_out(tmp_path: Path) -> None:
     async with ground(tmp_path) as g:
         later = g.with_policy(first_generation=False)
-        assert g.refused(lambda: later.hello(g.sign.hello(digest=False)))[0] is Cause.CONTENT
+        assert g.refused(lambda: later.hello(g.sign.hello(digest=False)))[0] is RejectionCause.CONTENT
         later.hello(g.sign.hello(digest=True))
 
 
@@ -336,7 +345,7 @@ async def test_a_hello_from_before_a_restart_opens_nothing_after_it(tmp_path: Pa
         await g.clock.advance(2)
         restarted = g.with_policy()
         for recorded in (first, last):
-            assert g.refused(lambda r=recorded: restarted.hello(r))[0] is Cause.REPLAYED  # type: ignore[misc]
+            assert g.refused(lambda r=recorded: restarted.hello(r))[0] is RejectionCause.REPLAYED  # type: ignore[misc]
         restarted.hello(g.sign.hello())
 
 
@@ -347,10 +356,10 @@ async def test_an_altered_hello_is_refused(tmp_path: Path) -> None:
     async with ground(tmp_path) as g:
         hello = g.sign.hello(digest=True)
         hello.capabilities = pb.EdgeCapabilities(os="plan9").SerializeToString()
-        assert g.refused(lambda: g.verifier.hello(hello))[0] is Cause.CONTENT
+        assert g.refused(lambda: g.verifier.hello(hello))[0] is RejectionCause.CONTENT
         hello = g.sign.hello()
         hello.stream_id = OTHER_STREAM
-        assert g.refused(lambda: g.verifier.hello(hello))[0] is Cause.STREAM
+        assert g.refused(lambda: g.verifier.hello(hello))[0] is RejectionCause.STREAM
         hello.stream_id = "not a uuid"
         with pytest.raises(InvalidArgument) as caught:
             g.verifier.hello(hello)
@@ -361,7 +370,7 @@ async def test_the_bearer_token_must_be_of_the_same_node(tmp_path: Path) -> None
     async with ground(tmp_path) as g:
         g.verifier.hello(g.sign.hello(), g.identity.token)
         await g.clock.advance(1)
-        for bearer, cause in ((g.neighbour.token, Cause.BEARER), ("nonsense", Cause.TOKEN)):
+        for bearer, cause in ((g.neighbour.token, RejectionCause.BEARER), ("nonsense", RejectionCause.TOKEN)):
             assert g.refused(lambda b=bearer: g.verifier.hello(g.sign.hello(), b))[0] is cause  # type: ignore[misc]
 
 
@@ -370,16 +379,16 @@ async def test_unknown_foreign_and_revoked_nodes_are_told_apart(tmp_path: Path) 
         nowhere = "99999999-2222-4333-8444-555555555555"
         issued = g.tokens.issue_node(nowhere, "acme", g.identity.public_key, life_seconds=60)
         unknown = g.sign.hello(token=issued.token, node_id=nowhere)
-        assert g.refused(lambda: g.verifier.hello(unknown)) == (Cause.UNKNOWN_NODE, NotFound)
+        assert g.refused(lambda: g.verifier.hello(unknown)) == (RejectionCause.UNKNOWN_NODE, NotFound)
         issued = g.tokens.issue_node(g.identity.node_id, "rival", g.identity.public_key, life_seconds=60)
         foreign = g.sign.hello(token=issued.token)
-        assert g.refused(lambda: g.verifier.hello(foreign)) == (Cause.TENANT, PermissionDenied)
+        assert g.refused(lambda: g.verifier.hello(foreign)) == (RejectionCause.TENANT, PermissionDenied)
 
         seal = g.hello()
         nodes = Nodes(g.store, g.clock, Revocations(g.store, g.clock))
         await nodes.revoke("acme", g.identity.node_id, reason="stolen", actor=BOSS)
-        assert g.refused(lambda: g.beat(seal)) == (Cause.REVOKED, FailedPrecondition)
-        assert g.refused(g.hello) == (Cause.REVOKED, FailedPrecondition)
+        assert g.refused(lambda: g.beat(seal)) == (RejectionCause.REVOKED, FailedPrecondition)
+        assert g.refused(g.hello) == (RejectionCause.REVOKED, FailedPrecondition)
 
 
 async def test_an_expired_token_opens_nothing_but_does_not_end_an_open_stream(tmp_path: Path) -> None:
@@ -387,11 +396,11 @@ async def test_an_expired_token_opens_nothing_but_does_not_end_an_open_stream(tm
         seal = g.hello()
         await g.clock.advance(TOKEN_SECONDS + 1)
         g.beat(seal)
-        assert g.refused(g.hello)[0] is Cause.EXPIRED
-        patient = Verifier(g.tokens, g.store, g.clock, SealPolicy(expired_seconds=3600))
+        assert g.refused(g.hello)[0] is RejectionCause.EXPIRED
+        patient = StreamVerifier(g.tokens, g.store, g.clock, SealPolicy(expired_seconds=3600))
         patient.hello(g.sign.hello())
         await g.clock.advance(3600)
-        assert g.refused(lambda: patient.hello(g.sign.hello()))[0] is Cause.EXPIRED
+        assert g.refused(lambda: patient.hello(g.sign.hello()))[0] is RejectionCause.EXPIRED
 
 
 # Rotation.
@@ -402,11 +411,11 @@ async def test_a_stream_survives_a_rotation_until_the_overlap_ends(tmp_path: Pat
         seal = g.hello()
         await rotated(g.store, g.tokens, g.clock, g.identity, overlap_seconds=60)
         g.beat(seal)
-        assert g.refused(g.hello)[0] is Cause.BLACKLISTED
+        assert g.refused(g.hello)[0] is RejectionCause.BLACKLISTED
         await g.clock.advance(59)
         g.beat(seal)
         await g.clock.advance(1)
-        assert g.refused(lambda: g.beat(seal))[0] is Cause.BLACKLISTED
+        assert g.refused(lambda: g.beat(seal))[0] is RejectionCause.BLACKLISTED
 
 
 async def test_a_stream_with_work_to_finish_may_be_extended(tmp_path: Path) -> None:
@@ -417,7 +426,7 @@ async def test_a_stream_with_work_to_finish_may_be_extended(tmp_path: Path) -> N
         seal.extended_until_ns = g.clock.now_ns() + 10**9
         g.beat(seal)
         await g.clock.advance(1)
-        assert g.refused(lambda: g.beat(seal))[0] is Cause.BLACKLISTED
+        assert g.refused(lambda: g.beat(seal))[0] is RejectionCause.BLACKLISTED
 
 
 async def test_a_daemon_may_switch_to_its_new_credentials_on_the_open_stream(tmp_path: Path) -> None:
@@ -425,13 +434,13 @@ async def test_a_daemon_may_switch_to_its_new_credentials_on_the_open_stream(tmp
         seal = g.hello()
         new = await rotated(g.store, g.tokens, g.clock, g.identity, overlap_seconds=60)
         # Half of the new is worth nothing: a token goes with the key that it names.
-        assert g.refused(lambda: g.beat(seal, token=new.token))[0] is Cause.SIGNATURE
-        assert g.refused(lambda: g.beat(seal, key=new.key))[0] is Cause.SIGNATURE
+        assert g.refused(lambda: g.beat(seal, token=new.token))[0] is RejectionCause.SIGNATURE
+        assert g.refused(lambda: g.beat(seal, key=new.key))[0] is RejectionCause.SIGNATURE
         g.sign.identity = new
         g.beat(seal)
         # And there is no way back.
         g.sign.identity = g.identity
-        assert g.refused(lambda: g.beat(seal))[0] is Cause.BLACKLISTED
+        assert g.refused(lambda: g.beat(seal))[0] is RejectionCause.BLACKLISTED
         g.sign.identity = new
         await g.clock.advance(3600)
         g.beat(seal)
@@ -447,16 +456,19 @@ async def test_the_overlap_of_one_rotation_survives_the_next_and_is_for_the_open
         await g.clock.advance(30)
         await rotated(g.store, g.tokens, g.clock, once, overlap_seconds=60)
         g.beat(seal)
-        assert g.refused(g.hello)[0] is Cause.BLACKLISTED
+        assert g.refused(g.hello)[0] is RejectionCause.BLACKLISTED
         borrowed = Signer(identity=once, clock=g.clock, stream_id=g.sign.stream_id).heartbeat()
         # A token that this stream never came with is no use on it.
         assert (
-            g.refused(lambda: g.verifier.event(seal, EventKind.HEARTBEAT, borrowed))[0] is Cause.BLACKLISTED
+            g.refused(lambda: g.verifier.event(seal, EventKind.HEARTBEAT, borrowed))[0]
+            is RejectionCause.BLACKLISTED
         )
         await g.clock.advance(29)
         g.beat(seal)
         await g.clock.advance(1)
-        assert g.refused(lambda: g.beat(seal))[0] is Cause.BLACKLISTED  # each overlap has its own end
+        assert (
+            g.refused(lambda: g.beat(seal))[0] is RejectionCause.BLACKLISTED
+        )  # each overlap has its own end
 
 
 def test_every_kind_of_event_has_its_own_number() -> None:

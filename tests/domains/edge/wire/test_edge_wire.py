@@ -16,11 +16,11 @@ from google.protobuf.wrappers_pb2 import BytesValue, Int32Value, StringValue
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetplane.domains.edge.kinds import Dialect, NodeResources
+from fleetplane.domains.edge.kinds import NodeResources, PayloadDialect
 from fleetplane.domains.edge.wire import envelope
 from fleetplane.domains.edge.wire import messages as wire
 from fleetplane.domains.edge.wire.envelope import EventKind
-from fleetplane.domains.edge.wire.messages import Channel, ResultOutcome
+from fleetplane.domains.edge.wire.messages import OutputChannel, ResultOutcome
 from fleetplane.domains.edge.wire.protobuf_types import mapping_of
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
 from fleetplane.gen.fleetplane.edge.v1 import legacy_pb2, tolerant_pb2
@@ -47,50 +47,50 @@ def document(**values: Any) -> Struct:
 
 # Results.
 
-RESULTS: dict[str, tuple[Message, Dialect, dict[str, Any]]] = {
+RESULTS: dict[str, tuple[Message, PayloadDialect, dict[str, Any]]] = {
     "legacy success with output": (
         Legacy(ok=True, stdout=b"Linux\n", stderr=b"warn\n"),
-        Dialect.LEGACY,
+        PayloadDialect.LEGACY,
         {"outcome": ResultOutcome.OK, "exit_code": 0, "stdout": b"Linux\n", "stderr": b"warn\n"},
     ),
     "legacy success without output": (
         Legacy(ok=True),
-        Dialect.LEGACY,
+        PayloadDialect.LEGACY,
         {"outcome": ResultOutcome.OK, "exit_code": 0, "stdout": b""},
     ),
     "legacy success with a document": (
         Legacy(ok=True, structured_result=document(a=1)),
-        Dialect.LEGACY,
+        PayloadDialect.LEGACY,
         {"outcome": ResultOutcome.OK, "structured": {"a": 1.0}},
     ),
     "legacy nonzero exit": (
         Legacy(exit_code=3, stdout=b"x", error_kind="nonzero_exit", error_message="exit 3"),
-        Dialect.LEGACY,
+        PayloadDialect.LEGACY,
         {"outcome": ResultOutcome.ERROR, "exit_code": 3, "stdout": b"x", "code": "nonzero_exit"},
     ),
     "legacy end by a signal": (
         Legacy(exit_code=-1, error_kind="nonzero_exit"),
-        Dialect.LEGACY,
+        PayloadDialect.LEGACY,
         {"outcome": ResultOutcome.ERROR, "exit_code": -1},
     ),
     "legacy timeout with output": (
         Legacy(stdout=b"begun", error_kind="timeout", error_message="late"),
-        Dialect.LEGACY,
+        PayloadDialect.LEGACY,
         {"outcome": ResultOutcome.TIMED_OUT, "exit_code": None, "stdout": b"begun", "code": "timeout"},
     ),
     "legacy cancelled": (
         Legacy(error_kind="cancelled"),
-        Dialect.LEGACY,
+        PayloadDialect.LEGACY,
         {"outcome": ResultOutcome.CANCELLED, "exit_code": None, "code": "cancelled"},
     ),
     "legacy policy violation": (
         Legacy(error_kind="policy_violation", error_message="ToolNotAllowed"),
-        Dialect.LEGACY,
+        PayloadDialect.LEGACY,
         {"outcome": ResultOutcome.ERROR, "code": "policy_violation", "message": "ToolNotAllowed"},
     ),
     "documented ok, empty": (
         Result(ok=Result.Ok()),
-        Dialect.DOCUMENTED,
+        PayloadDialect.DOCUMENTED,
         {"outcome": ResultOutcome.OK, "exit_code": 0},
     ),
     "documented ok with output": (
@@ -102,7 +102,7 @@ RESULTS: dict[str, tuple[Message, Dialect, dict[str, Any]]] = {
                 duration=Duration(seconds=1, nanos=500_000_000),
             )
         ),
-        Dialect.DOCUMENTED,
+        PayloadDialect.DOCUMENTED,
         {
             "outcome": ResultOutcome.OK,
             "stdout": b"\xff",
@@ -113,27 +113,27 @@ RESULTS: dict[str, tuple[Message, Dialect, dict[str, Any]]] = {
     ),
     "documented ok with text": (
         Result(ok=Result.Ok(payload=packed(StringValue(value="hé")))),
-        Dialect.DOCUMENTED,
+        PayloadDialect.DOCUMENTED,
         {"stdout": "hé".encode()},
     ),
     "documented ok with bytes": (
         Result(ok=Result.Ok(payload=packed(BytesValue(value=b"\0\1")))),
-        Dialect.DOCUMENTED,
+        PayloadDialect.DOCUMENTED,
         {"stdout": b"\0\1"},
     ),
     "documented ok with a document": (
         Result(ok=Result.Ok(payload=packed(document(a="b")))),
-        Dialect.DOCUMENTED,
+        PayloadDialect.DOCUMENTED,
         {"structured": {"a": "b"}},
     ),
     "documented ok of an unknown type": (
         Result(ok=Result.Ok(payload=packed(Int32Value(value=5)))),
-        Dialect.DOCUMENTED,
+        PayloadDialect.DOCUMENTED,
         {"structured": {"@type": "type.googleapis.com/google.protobuf.Int32Value"}},
     ),
     "documented error": (
         Result(err=Result.Err(code="tool_not_found", message="no such tool")),
-        Dialect.DOCUMENTED,
+        PayloadDialect.DOCUMENTED,
         {
             "outcome": ResultOutcome.ERROR,
             "code": "tool_not_found",
@@ -147,22 +147,22 @@ RESULTS: dict[str, tuple[Message, Dialect, dict[str, Any]]] = {
                 code="nonzero_exit", exit_code=2, payload=packed(tolerant_pb2.ToolOutput(stderr=b"bad"))
             )
         ),
-        Dialect.DOCUMENTED,
+        PayloadDialect.DOCUMENTED,
         {"outcome": ResultOutcome.ERROR, "exit_code": 2, "stderr": b"bad"},
     ),
     "documented timeout": (
         Result(timed_out=Result.TimedOut(deadline=Duration(seconds=60))),
-        Dialect.DOCUMENTED,
+        PayloadDialect.DOCUMENTED,
         {"outcome": ResultOutcome.TIMED_OUT, "code": "timeout", "message": "no end within 60 s"},
     ),
     "documented timeout, empty": (
         Result(timed_out=Result.TimedOut()),
-        Dialect.DOCUMENTED,
+        PayloadDialect.DOCUMENTED,
         {"outcome": ResultOutcome.TIMED_OUT},
     ),
     "documented cancelled": (
         Result(cancelled=Result.Cancelled(reason="operator")),
-        Dialect.DOCUMENTED,
+        PayloadDialect.DOCUMENTED,
         {"outcome": ResultOutcome.CANCELLED, "message": "operator"},
     ),
 }
@@ -266,43 +266,50 @@ def test_output_of_daemons_in_the_field_is_taken_as_it_is_even_where_it_looks_li
     data: bytes, sequence: int, stderr: bool
 ) -> None:
     found, dialect = wire.decode_progress(legacy_progress(data, sequence=sequence, stderr=stderr))
-    assert dialect is Dialect.LEGACY
-    assert found == wire.Progress(
-        stream=Channel.STDERR if stderr else Channel.STDOUT, data=data, sequence=sequence
+    assert dialect is PayloadDialect.LEGACY
+    assert found == wire.CommandProgress(
+        stream=OutputChannel.STDERR if stderr else OutputChannel.STDOUT, data=data, sequence=sequence
     )
 
 
 @pytest.mark.parametrize("data", TEXTS)
 def test_plain_output_is_recognised_without_any_further_sign(data: bytes) -> None:
     found, dialect = wire.decode_progress(legacy_progress(data, canonical=False))
-    assert (dialect, found.data) == (Dialect.LEGACY, data)
+    assert (dialect, found.data) == (PayloadDialect.LEGACY, data)
 
 
-DOCUMENTED: list[tuple[dict[str, Any], wire.Progress]] = [
-    ({"stdout": b"abc"}, wire.Progress(stream=Channel.STDOUT, data=b"abc")),
-    ({"stdout": b""}, wire.Progress(stream=Channel.STDOUT)),
-    ({"stderr": b"\xff\n", "sequence": 4}, wire.Progress(stream=Channel.STDERR, data=b"\xff\n", sequence=4)),
+DOCUMENTED: list[tuple[dict[str, Any], wire.CommandProgress]] = [
+    ({"stdout": b"abc"}, wire.CommandProgress(stream=OutputChannel.STDOUT, data=b"abc")),
+    ({"stdout": b""}, wire.CommandProgress(stream=OutputChannel.STDOUT)),
+    (
+        {"stderr": b"\xff\n", "sequence": 4},
+        wire.CommandProgress(stream=OutputChannel.STDERR, data=b"\xff\n", sequence=4),
+    ),
     (
         {"status": pb.StatusUpdate(state="running", message="half", percent=50.0)},
-        wire.Progress(
-            stream=Channel.STATUS, status=wire.Status(state="running", message="half", percent=50.0)
+        wire.CommandProgress(
+            stream=OutputChannel.STATUS,
+            status=wire.ReportedStatus(state="running", message="half", percent=50.0),
         ),
     ),
-    ({"status": pb.StatusUpdate()}, wire.Progress(stream=Channel.STATUS, status=wire.Status())),
+    (
+        {"status": pb.StatusUpdate()},
+        wire.CommandProgress(stream=OutputChannel.STATUS, status=wire.ReportedStatus()),
+    ),
 ]
 
 
 @pytest.mark.parametrize(("kind", "expected"), DOCUMENTED)
 @pytest.mark.parametrize("form", ["free", "digest", "foreign"])
 def test_documented_chunks_are_read_whatever_their_daemon_signed(
-    kind: dict[str, Any], expected: wire.Progress, form: str
+    kind: dict[str, Any], expected: wire.CommandProgress, form: str
 ) -> None:
     raw = chunk(**kind)
     inner = envelope.progress_inner(COMMAND, raw) if form == "digest" else b"other"
     payload = (
         b"mine" if form == "free" else envelope.encode(EventKind.COMMAND_PROGRESS, 1, NODE, STREAM, inner)
     )
-    assert wire.decode_progress(documented_progress(raw, payload)) == (expected, Dialect.DOCUMENTED)
+    assert wire.decode_progress(documented_progress(raw, payload)) == (expected, PayloadDialect.DOCUMENTED)
 
 
 # Heartbeats and capabilities.
@@ -357,9 +364,9 @@ def test_capabilities_beyond_their_bounds_are_refused_by_name(said: pb.EdgeCapab
 
 def test_a_pushed_configuration_decodes_as_each_dialect_expects_it() -> None:
     body = json.dumps({"spec": {"x": [1, "two", None]}}).encode()
-    documented = wire.push_config(Dialect.DOCUMENTED, version="v1", document=body).SerializeToString()
+    documented = wire.push_config(PayloadDialect.DOCUMENTED, version="v1", document=body).SerializeToString()
     assert pb.EdgeCommand.FromString(documented).push_config.config_delta == body
-    fielded = wire.push_config(Dialect.LEGACY, version="v1", document=body).SerializeToString()
+    fielded = wire.push_config(PayloadDialect.LEGACY, version="v1", document=body).SerializeToString()
     delta = legacy_pb2.LegacyEdgeCommand.FromString(fielded).push_config.merged_config_delta
     assert mapping_of(delta) == {"spec": {"x": [1.0, "two", None]}}
     with pytest.raises(DecodeError):  # why the two must differ
@@ -373,10 +380,10 @@ def test_the_answer_to_a_rotation_reads_right_in_each_dialect() -> None:
         "expires_at_ns": 10**18 + 3600 * 10**9,
         "overlap_seconds": 60.0,
     }
-    ours = wire.rotation_response(Dialect.DOCUMENTED, **said)
+    ours = wire.rotation_response(PayloadDialect.DOCUMENTED, **said)
     assert (ours.issued_at.seconds, ours.expires_at.seconds) == (10**9, 10**9 + 3600)
     assert ours.overlap_window.seconds == 60
-    raw = wire.rotation_response(Dialect.LEGACY, **said).SerializeToString()
+    raw = wire.rotation_response(PayloadDialect.LEGACY, **said).SerializeToString()
     theirs = legacy_pb2.LegacyRotateEdgeKeyResponse.FromString(raw)
     assert (theirs.expires_at.seconds, theirs.overlap_until.seconds) == (10**9 + 3600, 10**9 + 60)
 

@@ -26,7 +26,7 @@ from support.edge.edge_identity_rig import (
 from fleetplane.domains.edge.explain import WorkerExplainer
 from fleetplane.domains.edge.identity.policy import IdentityPolicy, ServerRole
 from fleetplane.domains.edge.kinds import WORKER
-from fleetplane.domains.edge.nodes.config_layers import Place
+from fleetplane.domains.edge.nodes.config_layers import LayerPlace
 from fleetplane.domains.edge.workers.registry import CLUSTER_ID
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2_grpc
@@ -386,7 +386,7 @@ async def push(rig: Rig, sender: Machine, target: str, content: bytes) -> pb.Pus
 async def test_a_worker_is_sent_the_merged_configuration_until_it_has_it(rig: Rig) -> None:
     lead, worker = await rig.worker(pb.NODE_ROLE_CONTROLLER), await rig.worker()
     assert (await sync(rig, worker)).up_to_date
-    await rig.layers.put(Place(), {"a": {"x": 1, "y": 1}}, actor=BOSS)
+    await rig.layers.put(LayerPlace(), {"a": {"x": 1, "y": 1}}, actor=BOSS)
     assert (await push(rig, lead, worker.node_id, b'{"a": {"y": 2}}')).accepted
     answer = await sync(rig, worker)
     assert (answer.up_to_date, answer.config_delta) == (False, b'{"a":{"x":1,"y":2}}')
@@ -395,7 +395,7 @@ async def test_a_worker_is_sent_the_merged_configuration_until_it_has_it(rig: Ri
     assert stored is not None
     assert stored.status is not None
     assert stored.status.config_version == answer.latest_version
-    await rig.layers.put(Place(tenant=TENANT), {"b": 3}, actor=BOSS)
+    await rig.layers.put(LayerPlace(tenant=TENANT), {"b": 3}, actor=BOSS)
     assert b'"b":3' in (await sync(rig, worker, tenant_id=TENANT)).config_delta
     assert b'"b"' not in (await sync(rig, worker, tenant_id=OTHER)).config_delta
 
@@ -403,7 +403,7 @@ async def test_a_worker_is_sent_the_merged_configuration_until_it_has_it(rig: Ri
 async def test_a_configuration_pushed_to_an_edge_daemon_is_its_tenants(rig: Rig) -> None:
     lead, machine = await rig.worker(pb.NODE_ROLE_HYBRID), await rig.enrolled()
     await push(rig, lead, machine.node_id, b'{"z": 1}')
-    layer = rig.layers.get(Place(tenant=TENANT, node_id=machine.node_id))
+    layer = rig.layers.get(LayerPlace(tenant=TENANT, node_id=machine.node_id))
     assert layer is not None
     assert layer.spec.content == b'{"z":1}'
 

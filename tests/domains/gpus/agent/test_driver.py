@@ -8,25 +8,25 @@ import pytest
 from fleetplane.domains.gpus.agent import driver
 from fleetplane.domains.gpus.agent.driver import EventMonitor, GpusLost, Occurrence, WaitFailed
 from fleetplane.domains.gpus.agent.health import GpuUuid
-from fleetplane.domains.gpus.agent.library import Device, DriverError, Event, EventKind, GpuLost
+from fleetplane.domains.gpus.agent.library import Device, DriverError, DriverEvent, DriverEventKind, GpuLost
 
-XID = Event(uuid=GpuUuid("GPU-1"), kind=EventKind.XID, data=79)
+XID = DriverEvent(uuid=GpuUuid("GPU-1"), kind=DriverEventKind.XID, data=79)
 
 
 class ScriptedEvents:
     """Answers each wait with the next of a script, then with silence or by hanging."""
 
-    def __init__(self, *script: Event | Exception, hang: bool = False) -> None:
+    def __init__(self, *script: DriverEvent | Exception, hang: bool = False) -> None:
         self._script = list(script)
         self._hang = hang
         self.waiting = threading.Event()
         self.released = threading.Event()
         self.closed = threading.Event()
 
-    def add(self, device: Device, kinds: EventKind) -> None:
+    def add(self, device: Device, kinds: DriverEventKind) -> None:
         raise NotImplementedError
 
-    def wait(self, timeout_milliseconds: int) -> Event | None:
+    def wait(self, timeout_milliseconds: int) -> DriverEvent | None:
         if self._script:
             answer = self._script.pop(0)
             if isinstance(answer, Exception):

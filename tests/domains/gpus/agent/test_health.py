@@ -3,7 +3,13 @@ from __future__ import annotations
 import pytest
 
 from fleetplane.domains.gpus.agent import health
-from fleetplane.domains.gpus.agent.health import GpuSighting, GpuUuid, Reason, Status, Verdict
+from fleetplane.domains.gpus.agent.health import (
+    ConditionStatus,
+    GpuSighting,
+    GpuUuid,
+    HealthReason,
+    HealthVerdict,
+)
 from fleetplane.domains.gpus.xids import APPLICATION_XIDS
 
 GPU = GpuUuid("GPU-1")
@@ -14,17 +20,17 @@ SILENT = GpuSighting(uuid=GPU, product="A100", memory_bytes=None, answering=Fals
 GONE = GpuSighting(uuid=GPU, product="A100", memory_bytes=None, answering=False, lost=True)
 
 
-def ready(since_ns: int = 10) -> Verdict:
+def ready(since_ns: int = 10) -> HealthVerdict:
     return health.on_enumeration(SOUND, now_ns=since_ns)
 
 
-def condemned(since_ns: int = 5) -> Verdict:
+def condemned(since_ns: int = 5) -> HealthVerdict:
     return health.on_xid(ready(1), 79, ignored=APPLICATION_XIDS, now_ns=since_ns)
 
 
 def test_an_enumerated_gpu_is_ready_and_says_what_it_is() -> None:
-    assert ready() == Verdict(
-        status=Status.TRUE,
+    assert ready() == HealthVerdict(
+        status=ConditionStatus.TRUE,
         reason="Initialized",
         message="GPU enumerated via NVML: NVIDIA A100-SXM4-40GB (40.0 GB)",
         since_ns=10,
@@ -32,8 +38,8 @@ def test_an_enumerated_gpu_is_ready_and_says_what_it_is() -> None:
 
 
 def test_a_gpu_that_does_not_answer_is_not_called_ready() -> None:
-    assert health.on_enumeration(SILENT, now_ns=1).status is Status.UNKNOWN
-    assert health.on_enumeration(GONE, now_ns=1).reason == Reason.GPU_LOST
+    assert health.on_enumeration(SILENT, now_ns=1).status is ConditionStatus.UNKNOWN
+    assert health.on_enumeration(GONE, now_ns=1).reason == HealthReason.GPU_LOST
 
 
 @pytest.mark.parametrize(
@@ -60,8 +66,8 @@ def test_sizes_have_one_decimal_by_powers_of_1024(size: int | None, text: str) -
 )
 def test_an_xid_makes_the_gpu_unready_in_the_known_words(xid: int, message: str, action: str) -> None:
     verdict = health.on_xid(ready(), xid, ignored=APPLICATION_XIDS, now_ns=20)
-    assert verdict == Verdict(
-        status=Status.FALSE, reason="XidError", message=message, since_ns=20, action=action
+    assert verdict == HealthVerdict(
+        status=ConditionStatus.FALSE, reason="XidError", message=message, since_ns=20, action=action
     )
 
 
@@ -89,7 +95,11 @@ def test_a_second_xid_renews_the_message_but_not_the_time() -> None:
 
 def test_a_lost_gpu_stays_lost_whatever_xid_follows() -> None:
     lost = health.on_lost(ready(), now_ns=20)
-    assert (lost.status, lost.reason, lost.message) == (Status.FALSE, "GPULost", "GPU is lost error detected")
+    assert (lost.status, lost.reason, lost.message) == (
+        ConditionStatus.FALSE,
+        "GPULost",
+        "GPU is lost error detected",
+    )
     assert health.on_xid(lost, 48, ignored=APPLICATION_XIDS, now_ns=30) == lost
     assert health.on_lost(lost, now_ns=40) == lost
 
@@ -112,12 +122,12 @@ def test_a_ready_gpu_keeps_the_time_it_has_been_ready_since() -> None:
 
 def test_a_sound_gpu_that_was_condemned_has_recovered() -> None:
     verdict = health.reconcile(ready(10), SOUND, condemned(5))
-    assert (verdict.status, verdict.reason, verdict.since_ns) == (Status.TRUE, "Recovered", 10)
+    assert (verdict.status, verdict.reason, verdict.since_ns) == (ConditionStatus.TRUE, "Recovered", 10)
 
 
 def test_a_sound_gpu_of_a_silent_provider_has_recovered() -> None:
-    unknown = Verdict(status=Status.UNKNOWN, reason="ProviderSilent", message="", since_ns=1)
-    assert health.reconcile(ready(10), SOUND, unknown).reason == Reason.RECOVERED
+    unknown = HealthVerdict(status=ConditionStatus.UNKNOWN, reason="ProviderSilent", message="", since_ns=1)
+    assert health.reconcile(ready(10), SOUND, unknown).reason == HealthReason.RECOVERED
 
 
 def test_pending_page_retirement_keeps_a_condemned_gpu_condemned() -> None:

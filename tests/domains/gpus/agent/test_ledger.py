@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from fleetplane.domains.gpus.agent.health import GpuSighting, GpuUuid, Reason, Status
+from fleetplane.domains.gpus.agent.health import ConditionStatus, GpuSighting, GpuUuid, HealthReason
 from fleetplane.domains.gpus.agent.ledger import Ledger
 from fleetplane.domains.gpus.xids import APPLICATION_XIDS
 
@@ -62,21 +62,21 @@ def test_a_loss_marks_only_the_silent_gpu() -> None:
     held = ledger(A, B)
     changed = held.on_lost({A: True, B: False}, now_ns=2)
     assert [gpu.uuid for gpu in changed] == [B]
-    assert held.gpus[0].verdict.status is Status.TRUE
+    assert held.gpus[0].verdict.status is ConditionStatus.TRUE
 
 
 def test_a_new_enumeration_lets_a_sound_gpu_recover() -> None:
     held = ledger(A)
     held.on_xid(A, 79, now_ns=2)
     held.adopt([sighting(A)], now_ns=3)
-    assert held.gpus[0].verdict.reason == Reason.RECOVERED
+    assert held.gpus[0].verdict.reason == HealthReason.RECOVERED
 
 
 def test_a_new_enumeration_does_not_help_while_pages_wait_to_be_retired() -> None:
     held = ledger(A)
     held.on_xid(A, 63, now_ns=2)
     held.adopt([sighting(A, retirement_pending=True)], now_ns=3)
-    assert held.gpus[0].verdict.reason == Reason.XID_ERROR
+    assert held.gpus[0].verdict.reason == HealthReason.XID_ERROR
     assert held.gpus[0].verdict.since_ns == 2
 
 
@@ -87,7 +87,7 @@ def test_only_a_gpu_that_we_registered_is_ours_to_remove_when_it_vanishes() -> N
     held.told(second, second.verdict)
     held.adopt([], now_ns=2)
     assert [held.is_ours_to_remove(gpu) for gpu in held.gone()] == [True, False]
-    assert all(gpu.verdict.status is Status.FALSE for gpu in held.gone())
+    assert all(gpu.verdict.status is ConditionStatus.FALSE for gpu in held.gone())
 
 
 def test_a_gpu_that_comes_back_before_we_took_leave_is_not_gone() -> None:
@@ -95,7 +95,7 @@ def test_a_gpu_that_comes_back_before_we_took_leave_is_not_gone() -> None:
     held.adopt([], now_ns=2)
     held.adopt([sighting(A)], now_ns=3)
     assert held.gone() == []
-    assert held.gpus[0].verdict.reason == Reason.RECOVERED
+    assert held.gpus[0].verdict.reason == HealthReason.RECOVERED
 
 
 def test_what_the_server_held_is_taken_into_account_once() -> None:
@@ -104,7 +104,7 @@ def test_what_the_server_held_is_taken_into_account_once() -> None:
     other = ledger(A)
     other.on_xid(A, 79, now_ns=0)
     held.reconcile(gpu, other.gpus[0].verdict)
-    assert gpu.verdict.reason == Reason.RECOVERED
+    assert gpu.verdict.reason == HealthReason.RECOVERED
     held.on_xid(A, 48, now_ns=5)
     held.reconcile(gpu, other.gpus[0].verdict)
     assert "48" in gpu.verdict.message

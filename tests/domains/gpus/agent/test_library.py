@@ -14,8 +14,8 @@ from fleetplane.domains.gpus.agent.health import GpuUuid
 from fleetplane.domains.gpus.agent.library import (
     WATCHED_EVENTS,
     DriverError,
+    DriverEventKind,
     DriverUnavailable,
-    EventKind,
     EventSet,
     GpuLost,
     NotSupported,
@@ -75,7 +75,7 @@ def test_an_xid_comes_with_its_gpu_and_number_in_order(rig: Rig) -> None:
     first, second = events.wait(60_000), events.wait(60_000)
     assert first is not None
     assert second is not None
-    assert (first.uuid, first.kind, first.data) == (rig.uuids[1], EventKind.XID, 79)
+    assert (first.uuid, first.kind, first.data) == (rig.uuids[1], DriverEventKind.XID, 79)
     assert (second.uuid, second.data) == (rig.uuids[0], 13)
     events.close()
 
@@ -106,7 +106,7 @@ def test_a_gpu_that_was_not_added_is_not_heard(rig: Rig) -> None:
 def test_a_kind_that_was_not_added_is_not_heard(rig: Rig) -> None:
     rig.library.open()
     events = rig.library.event_set()
-    events.add(rig.library.devices()[0], EventKind.XID)
+    events.add(rig.library.devices()[0], DriverEventKind.XID)
     rig.ecc(0)
     assert events.wait(50) is None
     events.close()

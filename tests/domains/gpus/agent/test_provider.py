@@ -13,9 +13,9 @@ from support.gpus.device_api_double import DeviceApiDouble
 from support.gpus.nvml_stub import A100, FakeDriver, NvmlRig, Rig, SimulatedRig, uuid
 
 from fleetplane.domains.gpus.agent.device_api import DeviceLink
-from fleetplane.domains.gpus.agent.health import GpuUuid, Verdict
-from fleetplane.domains.gpus.agent.library import DriverUnavailable, EventKind, Library
-from fleetplane.domains.gpus.agent.provider import Provider, ProviderPolicy
+from fleetplane.domains.gpus.agent.health import GpuUuid, HealthVerdict
+from fleetplane.domains.gpus.agent.library import DriverEventKind, DriverUnavailable, Library
+from fleetplane.domains.gpus.agent.provider import GpuProvider, ProviderPolicy
 from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2
 from fleetplane.kernel.backoff import Backoff
 from fleetplane.kernel.clock import SystemClock
@@ -39,7 +39,7 @@ class RecordingLog:
 class Running:
     def __init__(self, library: Library, device_api: DeviceApiDouble, policy: ProviderPolicy) -> None:
         self.log = RecordingLog()
-        self.provider = Provider(
+        self.provider = GpuProvider(
             library=library,
             connect=lambda: DeviceLink(device_api.address, "nvml-provider"),
             policy=policy,
@@ -370,7 +370,7 @@ async def test_a_gpu_that_is_enumerated_again_while_it_is_registered_is_still_ou
     rig, created, go = SimulatedRig(), list[str](), asyncio.Event()
     register = DeviceLink.register
 
-    async def held(link: DeviceLink, name: str, gpu: GpuUuid, verdict: Verdict, **fields: Any) -> bool:
+    async def held(link: DeviceLink, name: str, gpu: GpuUuid, verdict: HealthVerdict, **fields: Any) -> bool:
         answer = await register(link, name, gpu, verdict, **fields)
         created.append(name)
         await go.wait()  # the server has it, the answer is on its way
@@ -451,15 +451,15 @@ async def test_mig_devices_are_gpus_of_their_own_that_name_their_parent(
         assert condition is not None
         assert condition.message.endswith(f"MIG 3g.20gb (20.0 GB), part of {whole}")
 
-        fake_driver.event(0, EventKind.XID, 94, instance=2)
+        fake_driver.event(0, DriverEventKind.XID, 94, instance=2)
         await until(shows(device_api, "MIG-2", "False", "XidError"))
         assert shows(device_api, "MIG-1", "True", "Initialized")()
         assert shows(device_api, whole, "True", "Initialized")()
-        fake_driver.event(0, EventKind.XID, 95)
+        fake_driver.event(0, DriverEventKind.XID, 95)
         await until(shows(device_api, "MIG-1", "False", "XidError"))
         await until(shows(device_api, whole, "False", "XidError"))
         assert shows(device_api, other, "True", "Initialized")()
 
         fake_driver.divide((0, 1, "MIG-1"))
-        fake_driver.event(0, EventKind.MIG_CONFIG)
+        fake_driver.event(0, DriverEventKind.MIG_CONFIG)
         await until(lambda: "MIG-2" not in device_api.gpus)

@@ -14,7 +14,7 @@ from support.gpus.device_api_double import DeviceApiDouble
 from support.gpus.nvml_stub import SimulatedRig
 
 from fleetplane.domains.gpus.agent.device_api import DeviceLink
-from fleetplane.domains.gpus.agent.provider import Provider, ProviderPolicy
+from fleetplane.domains.gpus.agent.provider import GpuProvider, ProviderPolicy
 from fleetplane.domains.gpus.agent.settings import EffectiveSettings, SettingsKeeper
 from fleetplane.domains.gpus.xids import APPLICATION_XIDS
 from fleetplane.gen.fleetplane.device.v1 import provider_settings_pb2 as pb
@@ -115,9 +115,9 @@ async def test_a_version_that_breaks_the_rules_is_refused_whoever_sent_it(tmp_pa
 
 
 @asynccontextmanager
-async def provider(device_api: DeviceApiDouble, policy: ProviderPolicy) -> AsyncIterator[Provider]:
+async def provider(device_api: DeviceApiDouble, policy: ProviderPolicy) -> AsyncIterator[GpuProvider]:
     log = RecordingLog()
-    made = Provider(
+    made = GpuProvider(
         library=SimulatedRig().library,
         connect=lambda: DeviceLink(device_api.address, "nvml"),
         policy=policy,

@@ -17,14 +17,14 @@ from fleetplane.domains.instances.agent.files.patch import (
     PATCH_FILES_LIMIT,
     PatchBroken,
     PatchReader,
-    State,
+    PatchState,
     Transfer,
 )
 from fleetplane.domains.instances.agent.identity.nonce import BadNonce, read_nonce
 from fleetplane.domains.instances.agent.identity.steps import (
-    CertificateState,
+    HeldCertificateState,
+    IdentityStep,
     NonceState,
-    Step,
     next_step,
     nonce_state,
 )
@@ -110,7 +110,7 @@ def test_files_and_a_commit_make_a_patch() -> None:
     patch = reader.take(COMMIT)
     assert patch is not None
     assert patch.files == {"a.env": b"A=1", "b.env": b""}
-    assert reader.state is State.EMPTY
+    assert reader.state is PatchState.EMPTY
     reader.end()
 
 
@@ -159,21 +159,23 @@ def test_a_patch_without_end_is_given_up() -> None:
         reader.take(Transfer(filename=f"{number}.env"))
     with pytest.raises(PatchBroken, match="at most"):
         reader.take(Transfer(filename="straw.env"))
-    assert reader.state is State.EMPTY
+    assert reader.state is PatchState.EMPTY
 
 
 # Enrolment
 
 
 def test_every_state_of_the_identity_folder_has_a_step() -> None:
-    steps = {pair: next_step(*pair) for pair in itertools.product(NonceState, CertificateState)}
-    assert {pair for pair, step in steps.items() if step is Step.CONNECT} == {
-        (NonceState.ABSENT, CertificateState.USABLE)
+    steps = {pair: next_step(*pair) for pair in itertools.product(NonceState, HeldCertificateState)}
+    assert {pair for pair, step in steps.items() if step is IdentityStep.CONNECT} == {
+        (NonceState.ABSENT, HeldCertificateState.USABLE)
     }
-    assert {pair for pair, step in steps.items() if step is Step.DROP_NONCE} == {
-        (NonceState.LEFT_OVER, CertificateState.USABLE)
+    assert {pair for pair, step in steps.items() if step is IdentityStep.DROP_NONCE} == {
+        (NonceState.LEFT_OVER, HeldCertificateState.USABLE)
     }
-    assert all(step is Step.REGISTER for (nonce, _), step in steps.items() if nonce is NonceState.WAITING)
+    assert all(
+        step is IdentityStep.REGISTER for (nonce, _), step in steps.items() if nonce is NonceState.WAITING
+    )
 
 
 def test_a_nonce_is_left_over_when_its_certificate_is_newer() -> None:

@@ -16,9 +16,15 @@ from support.instances.instance_server_double import INSTANCE_ID
 from support.shared.throwaway_ca import ThrowawayCa
 
 from fleetplane.domains.instances.agent.identity.folder import IdentityFolder
-from fleetplane.domains.instances.agent.identity.renewal import CertificateKeeper, Renewed, Trust
-from fleetplane.domains.instances.agent.machine import Machine
-from fleetplane.domains.instances.agent.spot import Answer, AwsSpot, GoogleSpot, Notice, detect_spot
+from fleetplane.domains.instances.agent.identity.renewal import CertificateKeeper, RenewalTrust, Renewed
+from fleetplane.domains.instances.agent.machine import MachineSampler
+from fleetplane.domains.instances.agent.spot import (
+    AwsSpot,
+    GoogleSpot,
+    MetadataAnswer,
+    SpotNotice,
+    detect_spot,
+)
 from fleetplane.kernel.errors import Unavailable
 from fleetplane.node.certificates import Life
 from fleetplane.sim.clock import VirtualClock
@@ -35,7 +41,7 @@ def write(root: Path, files: dict[str, str]) -> None:
 
 def test_usage_is_what_passed_between_two_looks(tmp_path: Path) -> None:
     write(tmp_path, {"proc/stat": "cpu 100 0 100 800 0 0 0 0 50 0\ncpu0 100 0 100 800 0 0 0 0\nintr 5\n"})
-    machine = Machine(root=tmp_path)
+    machine = MachineSampler(root=tmp_path)
     first = machine.look()
     assert first.cpu_percent is None
     assert first.core_percents == ()
@@ -64,7 +70,7 @@ def test_every_figure_is_read_from_its_file(tmp_path: Path) -> None:
         }
         | {f"sys/class/net/eth0/statistics/{name}": value for name, value in counters.items()},
     )
-    reading = Machine(interface="eth0", root=tmp_path).look()
+    reading = MachineSampler(interface="eth0", root=tmp_path).look()
     assert reading.memory_percent == pytest.approx(75.0)
     assert reading.uptime_seconds == pytest.approx(3661.25)
     assert (reading.conntrack_count, reading.conntrack_max) == (7, 262144)
@@ -72,7 +78,7 @@ def test_every_figure_is_read_from_its_file(tmp_path: Path) -> None:
 
 
 def test_a_machine_that_says_nothing_is_read_all_the_same(tmp_path: Path) -> None:
-    reading = Machine(interface="eth9", ebpf_counters="/sys/fs/bpf/x", root=tmp_path).look()
+    reading = MachineSampler(interface="eth9", ebpf_counters="/sys/fs/bpf/x", root=tmp_path).look()
     assert reading.cpu_percent is None
     assert reading.memory_percent is None
     assert "eth9" in reading.interface_error
@@ -83,48 +89,48 @@ def test_a_machine_that_says_nothing_is_read_all_the_same(tmp_path: Path) -> Non
 
 
 class ScriptedMetadata:
-    def __init__(self, **answers: Answer) -> None:
+    def __init__(self, **answers: MetadataAnswer) -> None:
         self.answers = answers
         self.asked: list[tuple[str, str, Mapping[str, str]]] = []
 
-    def __call__(self, method: str, url: str, headers: Mapping[str, str]) -> Answer:
+    def __call__(self, method: str, url: str, headers: Mapping[str, str]) -> MetadataAnswer:
         self.asked.append((method, url, headers))
         return self.answers[url.rpartition("/")[2].replace("-", "_")]
 
 
-TOKEN = Answer(status=200, body=b"secret-token")
+TOKEN = MetadataAnswer(status=200, body=b"secret-token")
 
 
 async def test_amazon_is_asked_with_a_token_and_answers_with_a_time() -> None:
     body = b'{"action": "terminate", "time": "2026-11-15T22:00:00Z"}'
-    metadata = ScriptedMetadata(token=TOKEN, instance_action=Answer(status=200, body=body))
+    metadata = ScriptedMetadata(token=TOKEN, instance_action=MetadataAnswer(status=200, body=body))
     at = int(dt.datetime(2026, 11, 15, 22, tzinfo=dt.UTC).timestamp())
     source = AwsSpot(metadata)
-    assert await source.notice() == Notice(action="terminate", deadline_ns=at * 10**9)
+    assert await source.notice() == SpotNotice(action="terminate", deadline_ns=at * 10**9)
     assert await source.notice() is not None
     assert [method for method, _, _ in metadata.asked] == ["PUT", "GET", "GET"]
     assert metadata.asked[1][2] == {"X-aws-ec2-metadata-token": "secret-token"}
 
 
 async def test_no_notice_is_a_404_and_a_token_that_ran_out_is_replaced() -> None:
-    metadata = ScriptedMetadata(token=TOKEN, instance_action=Answer(status=404, body=b""))
+    metadata = ScriptedMetadata(token=TOKEN, instance_action=MetadataAnswer(status=404, body=b""))
     source = AwsSpot(metadata)
     assert await source.notice() is None
-    metadata.answers["instance_action"] = Answer(status=401, body=b"")
+    metadata.answers["instance_action"] = MetadataAnswer(status=401, body=b"")
     with pytest.raises(Unavailable):
         await source.notice()
-    metadata.answers["instance_action"] = Answer(status=200, body=b"gibberish")
-    assert await source.notice() == Notice(action="terminate")
+    metadata.answers["instance_action"] = MetadataAnswer(status=200, body=b"gibberish")
+    assert await source.notice() == SpotNotice(action="terminate")
     assert [method for method, _, _ in metadata.asked].count("PUT") == 2
 
 
 async def test_google_raises_a_flag() -> None:
-    metadata = ScriptedMetadata(preempted=Answer(status=200, body=b"FALSE"))
+    metadata = ScriptedMetadata(preempted=MetadataAnswer(status=200, body=b"FALSE"))
     now_ns = 1_000_000_000
     source = GoogleSpot(metadata, now_ns=lambda: now_ns)
     assert await source.notice() is None
-    metadata.answers["preempted"] = Answer(status=200, body=b"TRUE\n")
-    expected = Notice(action="terminate", deadline_ns=31_000_000_000)
+    metadata.answers["preempted"] = MetadataAnswer(status=200, body=b"TRUE\n")
+    expected = SpotNotice(action="terminate", deadline_ns=31_000_000_000)
     assert await source.notice() == expected
     now_ns += 5_000_000_000
     assert await source.notice() == expected, "thirty seconds from when it was raised"
@@ -159,8 +165,8 @@ class ScriptedRenewal:
             raise Unavailable("not now")
         return Renewed(certificate_pem=self.ca.client(self.folder.key().public_key(), INSTANCE_ID))
 
-    async def trust(self, channel: grpc.aio.Channel, holding: str) -> Trust:
-        return Trust(authority_pem=self.ca.pem, renew=False)
+    async def trust(self, channel: grpc.aio.Channel, holding: str) -> RenewalTrust:
+        return RenewalTrust(authority_pem=self.ca.pem, renew=False)
 
 
 def keeper(folder: Path, clock: VirtualClock, ca: ThrowawayCa, failures: int | None) -> CertificateKeeper:

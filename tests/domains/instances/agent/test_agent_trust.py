@@ -17,8 +17,8 @@ from fleetplane.domains.instances.agent.identity.folder import IdentityFolder
 from fleetplane.domains.instances.agent.identity.renewal import (
     CertificateKeeper,
     NoSuchMethod,
+    RenewalTrust,
     Renewed,
-    Trust,
 )
 from fleetplane.kernel.errors import IntegrityError
 from fleetplane.node.certificates import PEM_LIMIT_BYTES, Life
@@ -84,11 +84,11 @@ class Server:
         leaf = NEW.client(self.folder.key().public_key(), INSTANCE_ID)
         return Renewed(certificate_pem=leaf, authority_pem=self.trusted)
 
-    async def trust(self, channel: grpc.aio.Channel, holding: str) -> Trust:
+    async def trust(self, channel: grpc.aio.Channel, holding: str) -> RenewalTrust:
         if not self.tells:
             raise NoSuchMethod("not here")
         self.holding.append(holding)
-        return Trust(authority_pem=self.trusted, renew=self.renew_now)
+        return RenewalTrust(authority_pem=self.trusted, renew=self.renew_now)
 
 
 def keeper(folder: IdentityFolder, server: Server, clock: VirtualClock) -> CertificateKeeper:

@@ -27,7 +27,7 @@ from support.instances.instance_server_double import (
 )
 
 from fleetplane.domains.instances.agent import session
-from fleetplane.domains.instances.agent.spot import Notice
+from fleetplane.domains.instances.agent.spot import SpotNotice
 from fleetplane.gen.nstance.v1 import agent_pb2
 
 
@@ -302,9 +302,9 @@ async def test_a_key_outside_the_folder_is_not_made_and_the_stream_goes_on(
 
 class ScriptedSpot:
     def __init__(self) -> None:
-        self.said: Notice | None = None
+        self.said: SpotNotice | None = None
 
-    async def notice(self) -> Notice | None:
+    async def notice(self) -> SpotNotice | None:
         return self.said
 
 
@@ -312,7 +312,7 @@ async def test_a_spot_notice_is_reported_at_once(rig: Rig, server: InstanceServe
     spot = ScriptedSpot()
     async with rig.running(interval_seconds=60.0, spot=spot):
         await until(lambda: server.raw_reports)
-        spot.said = Notice(action="terminate", deadline_ns=1_800_000_000 * 10**9)
+        spot.said = SpotNotice(action="terminate", deadline_ns=1_800_000_000 * 10**9)
         await until(lambda: len(server.raw_reports) == 2, seconds=60)
     assert not server.reports[0].HasField("termination_notice")
     said = server.reports[1].termination_notice

@@ -17,7 +17,7 @@ from fleetplane.domains.instances.agent.identity import light
 from fleetplane.domains.instances.agent.identity.folder import IdentityFolder
 from fleetplane.domains.instances.agent.identity.keys import KeyFolder
 from fleetplane.domains.instances.agent.identity.light import LightIdentityFolder, LightKeyFolder
-from fleetplane.domains.instances.agent.identity.steps import CertificateState
+from fleetplane.domains.instances.agent.identity.steps import HeldCertificateState
 from fleetplane.domains.instances.agent.root import make_instance_agent
 from fleetplane.domains.instances.rules import files as file_rules
 from fleetplane.kernel.errors import IntegrityError, SettingsError
@@ -75,14 +75,14 @@ def test_a_folder_without_a_key_gets_one_and_no_certificate_of_others_is_kept(tm
     with pytest.raises(SettingsError, match="is missing"):
         small.authority_pem()
     (tmp_path / "ca.crt").write_bytes(CA.pem)
-    assert small.certificate_state(INSTANCE_ID, now=NOW)[0] is CertificateState.ABSENT
+    assert small.certificate_state(INSTANCE_ID, now=NOW)[0] is HeldCertificateState.ABSENT
     assert small.public_key_pem() == whole.public_key_pem()
     with pytest.raises(IntegrityError, match="cannot use"):
         small.store_certificate(OTHER.client(whole.key().public_key(), INSTANCE_ID), INSTANCE_ID)
     assert not (tmp_path / "identity.crt").exists()
     (tmp_path / "identity.crt").write_bytes(OTHER.client(whole.key().public_key(), INSTANCE_ID))
     assert small.certificate_state(INSTANCE_ID, now=NOW) == whole.certificate_state(INSTANCE_ID, now=NOW)
-    assert small.certificate_state(INSTANCE_ID, now=NOW)[0] is CertificateState.FOREIGN
+    assert small.certificate_state(INSTANCE_ID, now=NOW)[0] is HeldCertificateState.FOREIGN
 
 
 def test_keys_are_made_once_with_the_mode_that_was_asked_for(tmp_path: Path) -> None:

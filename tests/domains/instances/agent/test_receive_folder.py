@@ -15,10 +15,10 @@ import pytest
 
 from fleetplane.domains.instances.agent.files import folder as receive_folder
 from fleetplane.domains.instances.agent.files.folder import PatchRefused, ReceiveFolder
-from fleetplane.domains.instances.agent.files.patch import Patch
+from fleetplane.domains.instances.agent.files.patch import FilePatch
 from fleetplane.domains.instances.agent.identity.folder import IdentityFolder
-from fleetplane.domains.instances.agent.machine import Machine
-from fleetplane.domains.instances.agent.reporter import Reporter
+from fleetplane.domains.instances.agent.machine import MachineSampler
+from fleetplane.domains.instances.agent.reporter import InstanceReporter
 from fleetplane.kernel import durable
 from fleetplane.kernel.clock import SystemClock
 
@@ -57,7 +57,7 @@ def place(tmp_path: Path) -> Place:
 
 def test_a_patch_adds_and_replaces_but_never_removes(place: Place) -> None:
     (place.path / "kept.json").write_text("{}")
-    place.folder.apply(Patch(files=NEW, config_hash="h-new"))
+    place.folder.apply(FilePatch(files=NEW, config_hash="h-new"))
     assert place.files == NEW | {"kept.json": b"{}"}
     assert place.hashes[-1] == "h-new"
     assert (place.path / "write-files.last").read_text() == "1234567890123"
@@ -98,7 +98,7 @@ def apply_until_cut(place: Place, touches: int, monkeypatch: pytest.MonkeyPatch)
         for owner, name in TOUCHES:
             patched.setattr(owner, name, fuse.guard(getattr(owner, name)))
         try:
-            place.folder.apply(Patch(files=NEW, config_hash="h-new"))
+            place.folder.apply(FilePatch(files=NEW, config_hash="h-new"))
         except PowerCut:
             return False
     return True
@@ -137,13 +137,13 @@ def test_a_full_disk_leaves_every_file_as_it_was_and_is_reported(
 
     monkeypatch.setattr(receive_folder, "write_synced", full)
     with pytest.raises(OSError, match="No space left"):
-        place.folder.apply(Patch(files=NEW, config_hash="h-new"))
+        place.folder.apply(FilePatch(files=NEW, config_hash="h-new"))
     assert place.files == OLD
     assert place.hashes == ["h-old"]
     assert "No space left" in place.folder.errors()["a.env"]
     assert not (place.path / ".staged").exists()
     monkeypatch.undo()
-    place.folder.apply(Patch(files=NEW, config_hash="h-new"))
+    place.folder.apply(FilePatch(files=NEW, config_hash="h-new"))
     assert place.files == NEW
     assert place.folder.errors() == {}
 
@@ -153,13 +153,13 @@ def test_a_report_that_is_made_while_a_patch_is_applied_or_files_are_removed_lis
 ) -> None:
     (place.path / "c.env").mkdir()
     with pytest.raises(PatchRefused):
-        place.folder.apply(Patch(files=NEW, config_hash="h-new"))
+        place.folder.apply(FilePatch(files=NEW, config_hash="h-new"))
     assert list(place.folder.errors()) == ["c.env"]
     (place.path / "c.env").rmdir()
 
     def names_then_a_patch(path: Path) -> list[str]:
         names = os.listdir(path)  # noqa: PTH208  # as what is tested does
-        place.folder.apply(Patch(files=NEW, config_hash="h-new"))
+        place.folder.apply(FilePatch(files=NEW, config_hash="h-new"))
         return names
 
     @contextmanager
@@ -186,20 +186,20 @@ async def test_a_report_names_no_hash_whose_files_it_does_not_list(
         tmp_path / "recv", mode=0o640, store_hash=identity.store_config_hash, now_ms=lambda: 1
     )
     with pytest.raises(PatchRefused):
-        received.apply(Patch(files={"a.json": b"{"}, config_hash="h-bad"))
+        received.apply(FilePatch(files={"a.json": b"{"}, config_hash="h-bad"))
     errors = received.errors
 
     def errors_then_a_patch() -> dict[str, str]:
         found = errors()
-        received.apply(Patch(files={"a.json": b"{}"}, config_hash="h-new"))
+        received.apply(FilePatch(files={"a.json": b"{}"}, config_hash="h-new"))
         return found
 
     monkeypatch.setattr(received, "errors", errors_then_a_patch)
-    reporter = Reporter(
+    reporter = InstanceReporter(
         version="1",
         instance_id="i",
         interval_seconds=1.0,
-        machine=Machine(root=tmp_path),
+        machine=MachineSampler(root=tmp_path),
         identity=identity,
         received=received,
         clock=SystemClock(),
@@ -223,7 +223,7 @@ def test_a_write_that_the_device_refuses_is_an_error(tmp_path: Path) -> None:
 def test_a_folder_in_the_way_refuses_the_patch(place: Place) -> None:
     (place.path / "c.env").mkdir()
     with pytest.raises(PatchRefused, match="in the way"):
-        place.folder.apply(Patch(files=NEW, config_hash="h-new"))
+        place.folder.apply(FilePatch(files=NEW, config_hash="h-new"))
     assert place.files == OLD
 
 
@@ -231,7 +231,7 @@ def test_a_symbolic_link_is_replaced_and_not_followed(place: Place, tmp_path: Pa
     outside = tmp_path / "outside.txt"
     outside.write_text("untouched")
     (place.path / "c.env").symlink_to(outside)
-    place.folder.apply(Patch(files=NEW, config_hash="h-new"))
+    place.folder.apply(FilePatch(files=NEW, config_hash="h-new"))
     assert outside.read_text() == "untouched"
     assert (place.path / "c.env").read_bytes() == b"C=new"
 
@@ -239,7 +239,7 @@ def test_a_symbolic_link_is_replaced_and_not_followed(place: Place, tmp_path: Pa
 def test_modes_do_not_depend_on_the_umask(place: Place) -> None:
     before = os.umask(0o077)
     try:
-        place.folder.apply(Patch(files=NEW, config_hash="h-new"))
+        place.folder.apply(FilePatch(files=NEW, config_hash="h-new"))
     finally:
         os.umask(before)
     assert {(place.path / name).stat().st_mode & 0o777 for name in NEW} == {0o640}

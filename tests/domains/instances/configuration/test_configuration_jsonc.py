@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fleetplane.domains.instances.configuration import jsonc
-from fleetplane.domains.instances.configuration.jsonc import Position, SyntaxInvalid
+from fleetplane.domains.instances.configuration.jsonc import SyntaxInvalid, TextPosition
 
 scalars = (
     st.none()
@@ -72,10 +72,10 @@ def test_comments_and_trailing_commas_are_left_out_but_not_inside_strings() -> N
 def test_every_value_and_key_knows_its_place() -> None:
     read = jsonc.parse('{\n  "a": [\n    true,\n    {"é": 1}\n  ]\n}')
 
-    assert read.position(()) == Position(line=1, column=1)
-    assert read.key_position(("a",)) == Position(line=2, column=3)
-    assert read.position(("a",)) == Position(line=2, column=8)
-    assert read.position(("a", 1, "é")) == Position(line=4, column=11)
+    assert read.position(()) == TextPosition(line=1, column=1)
+    assert read.key_position(("a",)) == TextPosition(line=2, column=3)
+    assert read.position(("a",)) == TextPosition(line=2, column=8)
+    assert read.position(("a", 1, "é")) == TextPosition(line=4, column=11)
     assert read.position(("a", 1, "missing", 7)) == read.position(("a", 1))
 
 
@@ -120,7 +120,7 @@ def test_the_first_thing_that_is_wrong_is_named_with_its_place(
         jsonc.parse(text)
 
     assert message in caught.value.message
-    assert caught.value.position == Position(line=line, column=column)
+    assert caught.value.position == TextPosition(line=line, column=column)
 
 
 def test_a_document_larger_than_the_limit_is_refused_unread() -> None:

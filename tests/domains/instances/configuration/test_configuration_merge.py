@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.instances.configuration_samples import configuration, example
 
-from fleetplane.domains.instances.configuration import Configuration, merge
+from fleetplane.domains.instances.configuration import InstancesDocument, merge
 from fleetplane.domains.instances.configuration.merge import EffectiveGroup
 from fleetplane.domains.instances.kinds import GroupOverride
 from fleetplane.kernel.errors import FailedPrecondition, FleetplaneError, InvalidArgument, NotFound
@@ -21,7 +21,7 @@ json_objects = st.recursive(
 )
 
 
-def fleet(**changes: Any) -> Configuration:
+def fleet(**changes: Any) -> InstancesDocument:
     return configuration(
         **{
             "shard__subnet_pools": POOLS,
@@ -55,7 +55,7 @@ def fleet(**changes: Any) -> Configuration:
     )
 
 
-def effective(config: Configuration, key: str, override: GroupOverride | None = None) -> EffectiveGroup:
+def effective(config: InstancesDocument, key: str, override: GroupOverride | None = None) -> EffectiveGroup:
     group = merge.effective(config, "default", key, override)
     assert group is not None
     return group

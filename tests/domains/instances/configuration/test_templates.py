@@ -14,7 +14,7 @@ from fleetplane.domains.instances.configuration.rendering import (
     render_text,
     template_data,
 )
-from fleetplane.domains.instances.configuration.schema import File
+from fleetplane.domains.instances.configuration.schema import FileSection
 from fleetplane.domains.instances.configuration.templates import template as templates
 from fleetplane.domains.instances.configuration.templates.template import (
     Fields,
@@ -278,20 +278,20 @@ def test_the_data_has_the_documented_fields_and_the_nonce_only_when_given() -> N
 
 
 def test_an_env_file_is_sorted_lines_without_an_end() -> None:
-    file = File(kind="env", template={"B": "{{ .Vars.v }}", "A": "two words", "C": ""})
+    file = FileSection(kind="env", template={"B": "{{ .Vars.v }}", "A": "two words", "C": ""})
 
     assert render_file(file, node()) == b"A=two words\nB=1\nC="
 
 
 def test_a_value_of_two_lines_never_becomes_two_variables() -> None:
-    file = File(kind="env", template={"A": "{{ .Cluster.CACert }}"})
+    file = FileSection(kind="env", template={"A": "{{ .Cluster.CACert }}"})
 
     with pytest.raises(InvalidArgument, match="several lines"):
         render_file(file, node(ca_cert="x\nPATH=/evil"))
 
 
 def test_a_json_file_is_indented_and_only_its_strings_are_rendered() -> None:
-    file = File(
+    file = FileSection(
         kind="json", template={"port": 10250, "id": "{{ .Instance.ID }}", "l": ["<{{.Vars.v}}>", None]}
     )
 
@@ -302,7 +302,7 @@ def test_a_json_file_is_indented_and_only_its_strings_are_rendered() -> None:
 
 def test_kinds_that_are_no_templates_are_not_rendered() -> None:
     with pytest.raises(InvalidArgument, match="kind secret"):
-        render_file(File(kind="secret", source="x"), node())
+        render_file(FileSection(kind="secret", source="x"), node())
 
 
 def test_the_example_renders_for_an_instance() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from support.instances.controller_rig import Rig, rig, wanted
 
 from fleetplane.domains.instances.providers.contract import CreateRequest
-from fleetplane.domains.instances.providers.mock.provider import Fault
+from fleetplane.domains.instances.providers.mock.provider import MockFault
 from fleetplane.domains.instances.rules.decide import State
 
 
@@ -78,14 +78,14 @@ async def test_nothing_that_matches_and_no_fallback_is_explained(tmp_path: Path)
 async def test_a_fallback_stands_in_and_a_known_image_is_not_given_up(tmp_path: Path) -> None:
     async with rig(tmp_path, wanted(0)) as place:
         made = booted(place)
-        place.provider.script(Fault(operation="find_image"))
+        place.provider.script(MockFault(operation="find_image"))
         await place.configure(pictured(1, fallback="ami-fallback", image_refresh_interval="60s"))
         await place.advance(1)
         assert made[-1].args["ImageId"] == "ami-fallback"
 
         place.provider.images = {"debian-1": "ami-1"}
         await place.advance(95)
-        place.provider.script(Fault(operation="find_image", count=0))
+        place.provider.script(MockFault(operation="find_image", count=0))
         await place.advance(130)
         await place.configure(pictured(2, fallback="ami-fallback", image_refresh_interval="60s"))
         await place.advance(1)

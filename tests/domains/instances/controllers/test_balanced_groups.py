@@ -9,8 +9,8 @@ import pytest
 from support.instances.controller_rig import GROUP, Rig, rig, wanted
 from support.instances.instances_lab import TENANT
 
-from fleetplane.domains.instances.providers.contract import Capability
-from fleetplane.domains.instances.providers.mock.provider import Fault
+from fleetplane.domains.instances.providers.contract import ProviderCapability
+from fleetplane.domains.instances.providers.mock.provider import MockFault
 from fleetplane.domains.instances.rules.decide import State
 
 ARN = "arn:aws:elasticloadbalancing:us-west-2:123412341234:targetgroup/www/abc"
@@ -84,7 +84,7 @@ async def test_connections_may_end_before_the_instance_does_but_not_for_ever(tmp
 
 async def test_a_load_balancer_that_fails_is_told_and_asked_again(tmp_path: Path) -> None:
     async with rig(tmp_path, balanced(1)) as place:
-        place.provider.script(Fault(operation="register_with_lb", count=0, error="refused"))
+        place.provider.script(MockFault(operation="register_with_lb", count=0, error="refused"))
         [name] = await place.grown(1)
         await place.advance(7)
         text = "mock: register_with_lb failed, as scripted"
@@ -105,7 +105,7 @@ async def test_nothing_is_deleted_that_could_not_be_taken_out(tmp_path: Path) ->
     async with rig(tmp_path, balanced(1)) as place:
         [name] = await place.grown(1)
         await place.advance(2)
-        place.provider.script(Fault(operation="deregister_from_lb", count=0))
+        place.provider.script(MockFault(operation="deregister_from_lb", count=0))
         await place.configure(balanced(0))
         await place.advance(60)
         assert place.machines() == {name}
@@ -126,7 +126,7 @@ async def test_a_server_that_ends_in_the_middle_is_finished_by_the_next(
         if operation == "deregister_from_lb":
             await place.advance(2)
         # Done there, and the answer lost: the record says less than is true.
-        place.provider.script(Fault(operation=operation, count=0, after=True))
+        place.provider.script(MockFault(operation=operation, count=0, after=True))
         await place.configure(balanced(0 if operation == "deregister_from_lb" else 1))
         await place.advance(1)
         assert attachments(place, name) == ["www"]
@@ -186,7 +186,7 @@ async def test_a_provider_without_load_balancers_says_so_and_serves_on(
             version="1",
             summary="s",
             options={},
-            capabilities=frozenset(Capability) - {Capability.LOAD_BALANCERS},
+            capabilities=frozenset(ProviderCapability) - {ProviderCapability.LOAD_BALANCERS},
         )
         monkeypatch.setattr(place.provider, "describe", lambda: lacking)
         await place.grown(1)
@@ -202,7 +202,7 @@ async def test_an_instance_that_the_load_balancer_no_longer_knows_is_out(tmp_pat
         [name] = await place.grown(1)
         await place.advance(2)
         assert behind(place) == [name]
-        place.provider.script(Fault(operation="deregister_from_lb", count=0, error="gone"))
+        place.provider.script(MockFault(operation="deregister_from_lb", count=0, error="gone"))
         place.provider.vanish(name)
         await place.advance(12)
         assert place.names(State.DELETED) == [name]

@@ -12,9 +12,9 @@ from support.instances.operator_rig import make_key, private_pem
 from support.instances.original_agent import OriginalAgent
 
 from fleetplane.domains.instances import wire
-from fleetplane.domains.instances.content.files import Secrets
+from fleetplane.domains.instances.content.files import InstanceSecrets
 from fleetplane.domains.instances.kinds import InstanceStatus
-from fleetplane.domains.instances.providers.mock.provider import Fault
+from fleetplane.domains.instances.providers.mock.provider import MockFault
 from fleetplane.domains.instances.rules.decide import State
 
 SECRET_KEY = private_pem(make_key())
@@ -28,7 +28,7 @@ def status_of(place: Rig, name: str) -> InstanceStatus:
 
 async def test_an_instance_that_cannot_be_made_says_why_until_it_is(tmp_path: Path) -> None:
     async with rig(tmp_path, wanted(0)) as place:
-        place.provider.script(Fault(operation="create_instance", count=0, error="quota"))
+        place.provider.script(MockFault(operation="create_instance", count=0, error="quota"))
         await place.configure(wanted(1))
         await place.advance(1)
         [name] = place.names(State.PENDING)
@@ -44,7 +44,7 @@ async def test_an_instance_that_cannot_be_made_says_why_until_it_is(tmp_path: Pa
 async def test_an_instance_that_cannot_be_deleted_says_why(tmp_path: Path) -> None:
     async with rig(tmp_path, wanted(1)) as place:
         [name] = await place.grown(1)
-        place.provider.script(Fault(operation="delete_instance", count=0, error="refused"))
+        place.provider.script(MockFault(operation="delete_instance", count=0, error="refused"))
         await place.configure(wanted(0))
         await place.advance(25)
         assert status_of(place, name).last_error == "mock: delete_instance failed, as scripted"
@@ -94,7 +94,7 @@ async def test_a_secret_that_cannot_be_had_is_in_the_record_and_explained_until_
 
         await until(lambda: last_error() == why)
         await until(lambda: (request.instance_id, why) in explained())
-        secrets = Secrets(place.objects, place.kernel.master)
+        secrets = InstanceSecrets(place.objects, place.kernel.master)
         await secrets.put("db", SECRET_KEY)
         await until(lambda: "db.key" in agent.received_files)
         await until(lambda: last_error() == "")

@@ -17,7 +17,7 @@ from fleetplane.domains.instances.controllers.provider_guard import GuardedProvi
 from fleetplane.domains.instances.grpc.operators import _deleting as delete_on_request
 from fleetplane.domains.instances.kinds import PUBLIC_KEY
 from fleetplane.domains.instances.providers.contract import CreateRequest, ProviderContext, ProviderError
-from fleetplane.domains.instances.providers.mock.provider import Fault, MockProvider
+from fleetplane.domains.instances.providers.mock.provider import MockFault, MockProvider
 from fleetplane.domains.instances.records.instances import KEYS_LIMIT, Instances
 from fleetplane.domains.instances.rules import decide as rules
 from fleetplane.kernel.clock import SystemClock
@@ -116,7 +116,7 @@ async def test_a_newer_report_stream_is_no_reason_for_suspicion(tmp_path: Path) 
 
 async def test_an_instance_that_is_being_deleted_registers_nobody(tmp_path: Path) -> None:
     async with lab(tmp_path, document()) as place:
-        place.provider.script(Fault(operation="delete_instance", count=0))
+        place.provider.script(MockFault(operation="delete_instance", count=0))
         [request] = await place.created()
         await Instances(place.kernel.store).step(
             TENANT, request.instance_id, delete_on_request, action="delete"
@@ -204,8 +204,8 @@ async def test_looking_up_an_agents_keys_does_not_look_at_everyone_elses(
 
 async def test_a_provider_that_hangs_is_given_up_on(tmp_path: Path) -> None:
     mock = MockProvider(ProviderContext(clock=SystemClock(), state_directory=tmp_path))
-    mock.script(Fault(operation="create_instance", delay_seconds=30, error=""))
-    mock.script(Fault(operation="get_instance_status", delay_seconds=30, error=""))
+    mock.script(MockFault(operation="create_instance", delay_seconds=30, error=""))
+    mock.script(MockFault(operation="get_instance_status", delay_seconds=30, error=""))
     guarded = GuardedProvider(mock, check_seconds=0.05, change_seconds=0.05)
     request = CreateRequest(cluster="c", shard="s", instance_id="i")
     with pytest.raises(ProviderError, match=r"mock: create took longer than 0\.05 s"):

@@ -9,10 +9,10 @@ import pytest
 from support.instances.controller_rig import COLLECTION, GROUP, rig, wanted
 from support.instances.instances_lab import TENANT
 
-from fleetplane.domains.instances.kinds import Report
+from fleetplane.domains.instances.kinds import HealthReport
 from fleetplane.domains.instances.providers.contract import ProviderStatus
-from fleetplane.domains.instances.providers.mock.provider import Fault
-from fleetplane.domains.instances.rules.decide import Cause, State
+from fleetplane.domains.instances.providers.mock.provider import MockFault
+from fleetplane.domains.instances.rules.decide import RemovalCause, State
 
 NS = 1_000_000_000
 
@@ -72,7 +72,7 @@ async def test_a_quota_is_told_explained_and_tried_again(tmp_path: Path) -> None
 async def test_a_machine_that_cannot_be_deleted_does_not_keep_the_group_from_growing(tmp_path: Path) -> None:
     async with rig(tmp_path, wanted(1)) as place:
         [stuck] = await place.grown(1)
-        place.provider.script(Fault(operation="delete_instance", count=0, error="refused"))
+        place.provider.script(MockFault(operation="delete_instance", count=0, error="refused"))
         place.provider.set_status(stuck, ProviderStatus.STOPPED)
         await place.advance(12)
         assert len(place.names(State.PROVISIONED)) == 1, "its replacement is there"
@@ -83,12 +83,12 @@ async def test_a_machine_that_cannot_be_deleted_does_not_keep_the_group_from_gro
 async def test_an_instance_that_was_made_late_is_not_taken_for_lost(tmp_path: Path) -> None:
     patient = {"garbage_collection": {**COLLECTION, "registration_timeout": "1h"}}
     async with rig(tmp_path, wanted(0, **patient)) as place:
-        place.provider.script(Fault(operation="create_instance", count=0, error="quota"))
+        place.provider.script(MockFault(operation="create_instance", count=0, error="quota"))
         await place.configure(wanted(1, **patient))
         await place.advance(45)  # far longer than lists may lag behind a creation
         place.provider.heal()
         # A list that began before the machine was there, and ends after: it cannot have it.
-        place.provider.script(Fault(operation="list_instances", after=True, delay_seconds=8, error=""))
+        place.provider.script(MockFault(operation="list_instances", after=True, delay_seconds=8, error=""))
         await place.advance(40)
         assert len(place.names()) == 1
         assert place.machines() == set(place.names(State.PROVISIONED))
@@ -117,7 +117,7 @@ async def test_a_smaller_size_drains_the_oldest_first_with_notice(tmp_path: Path
 async def test_what_was_not_made_yet_is_dropped_first_and_never_made(tmp_path: Path) -> None:
     async with rig(tmp_path, wanted(1)) as place:
         [serving] = await place.grown(1)
-        place.provider.script(Fault(operation="create_instance", count=0, error="quota"))
+        place.provider.script(MockFault(operation="create_instance", count=0, error="quota"))
         await place.configure(wanted(2))
         await place.advance()
         [pending] = place.names(State.PENDING)
@@ -139,7 +139,7 @@ async def test_a_group_that_is_gone_drains_everything_on_demand_too(tmp_path: Pa
         await place.configure(config)
         await place.advance()
         assert len(place.names(State.DRAINING)) == 3
-        assert {place.cause(name) for name in place.names()} == {Cause.GROUP_DELETED}
+        assert {place.cause(name) for name in place.names()} == {RemovalCause.GROUP_DELETED}
         await place.advance(21)
         assert not place.machines()
         await place.advance(3601)
@@ -193,7 +193,7 @@ async def test_drift_replaces_one_at_a_time_oldest_first(tmp_path: Path) -> None
         for turn, name in enumerate(before):
             await place.advance(1)
             assert place.names(State.DRAINING) == [name]
-            assert place.cause(name) == Cause.DRIFT
+            assert place.cause(name) == RemovalCause.DRIFT
             assert len(place.machines()) == 4
             await place.register()
             await place.instances.acknowledge(TENANT, name, actor="operator")
@@ -207,7 +207,7 @@ async def test_drift_replaces_one_at_a_time_oldest_first(tmp_path: Path) -> None
 async def test_without_a_replacement_a_drained_instance_is_kept(tmp_path: Path) -> None:
     async with rig(tmp_path, wanted(1)) as place:
         [old] = await place.grown(1)
-        place.provider.script(Fault(operation="create_instance", count=0, error="quota"))
+        place.provider.script(MockFault(operation="create_instance", count=0, error="quota"))
         config = wanted(1)
         config["templates"]["worker"]["args"] = {"Image": "new"}
         await place.configure(config)
@@ -224,9 +224,9 @@ async def test_without_a_replacement_a_drained_instance_is_kept(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("age", "cause"), [("eligible", Cause.ELIGIBLE_EXPIRY), ("forced", Cause.FORCED_EXPIRY)]
+    ("age", "cause"), [("eligible", RemovalCause.ELIGIBLE_EXPIRY), ("forced", RemovalCause.FORCED_EXPIRY)]
 )
-async def test_old_instances_are_replaced_at_their_age(tmp_path: Path, age: str, cause: Cause) -> None:
+async def test_old_instances_are_replaced_at_their_age(tmp_path: Path, age: str, cause: RemovalCause) -> None:
     async with rig(tmp_path, wanted(1, expiry={f"{age}_age": "5m"})) as place:
         [old] = await place.grown(1)
         await place.advance(290)
@@ -243,7 +243,7 @@ async def test_a_silent_instance_is_replaced_and_a_talking_one_is_not(tmp_path: 
         place.silent.add(silent)
         await place.advance(31)
         assert place.names(State.DRAINING) == [silent]
-        assert place.cause(silent) == Cause.UNHEALTHY
+        assert place.cause(silent) == RemovalCause.UNHEALTHY
         assert talking in place.names(State.REGISTERED)
         assert len(place.machines()) == 3
 
@@ -271,7 +271,7 @@ async def test_an_instance_that_never_registers_is_replaced(tmp_path: Path) -> N
         [name] = place.names(State.PROVISIONED)
         await place.advance(62)
         assert place.names(State.DELETED) == [name]
-        assert place.cause(name) == Cause.NEVER_REGISTERED
+        assert place.cause(name) == RemovalCause.NEVER_REGISTERED
         assert len(place.machines()) == 1
 
 
@@ -281,11 +281,11 @@ async def test_a_spot_notice_without_an_answer_ends_at_its_deadline(tmp_path: Pa
         place.silent.add(name)
         deadline = place.clock.now_ns() + 5 * NS
         place.reports.take(
-            Report(instance=name, termination_action="terminate", termination_deadline_ns=deadline)
+            HealthReport(instance=name, termination_action="terminate", termination_deadline_ns=deadline)
         )
         place.machinery.controller.look_at(TENANT, GROUP)
         await place.advance(1)
-        assert place.cause(name) == Cause.SPOT
+        assert place.cause(name) == RemovalCause.SPOT
         assert len(place.machines()) == 2
         await place.advance(5)
         assert name not in place.machines()

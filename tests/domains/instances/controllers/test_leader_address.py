@@ -8,7 +8,7 @@ from typing import Any
 from support.instances.controller_rig import Rig, rig, wanted
 
 from fleetplane.domains.instances.controllers.leader_address import KEY
-from fleetplane.domains.instances.providers.mock.provider import Fault
+from fleetplane.domains.instances.providers.mock.provider import MockFault
 
 NETWORK = {"ip": "10.0.0.100", "interface_id": "eni-1"}
 
@@ -49,7 +49,7 @@ async def test_an_address_that_is_no_longer_named_is_given_up(tmp_path: Path) ->
 
 async def test_a_failure_is_explained_and_tried_again(tmp_path: Path) -> None:
     async with rig(tmp_path, led(), machine="i-me") as place:
-        place.provider.script(Fault(operation="assign_leader_network", count=2))
+        place.provider.script(MockFault(operation="assign_leader_network", count=2))
         await place.configure(led(leader_network=NETWORK))
         await place.advance(0.5)
         assert "assign_leader_network failed" in explained(place)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from support.instances.controller_rig import rig, wanted
 
-from fleetplane.domains.instances.providers.contract import Page, ProviderContext
+from fleetplane.domains.instances.providers.contract import ProviderContext, ProviderPage
 from fleetplane.domains.instances.providers.mock.provider import MockProvider
 from fleetplane.sim.clock import VirtualClock
 
@@ -20,7 +20,9 @@ class LeavingProvider(MockProvider):
     list_ended: Callable[[], None]
     closed: Callable[[], None] = staticmethod(lambda: None)
 
-    async def list_instances(self, cluster: str, shard: str, *, limit: int, next_token: str = "") -> Page:
+    async def list_instances(
+        self, cluster: str, shard: str, *, limit: int, next_token: str = ""
+    ) -> ProviderPage:
         if self.hung is not None:
             self.hung.set()
             try:

@@ -11,12 +11,12 @@ from support.instances.instances_lab import TENANT
 
 from fleetplane.domains.instances import wire
 from fleetplane.domains.instances.configuration.schema import Nat
-from fleetplane.domains.instances.kinds import Instance, Report
-from fleetplane.domains.instances.providers.contract import Capability, Description
-from fleetplane.domains.instances.providers.mock.provider import Fault
+from fleetplane.domains.instances.kinds import HealthReport, Instance
+from fleetplane.domains.instances.providers.contract import Description, ProviderCapability
+from fleetplane.domains.instances.providers.mock.provider import MockFault
 from fleetplane.domains.instances.rules import decide as rules
 from fleetplane.domains.instances.rules import nat
-from fleetplane.domains.instances.rules.decide import Cause, State
+from fleetplane.domains.instances.rules.decide import RemovalCause, State
 from fleetplane.gen.nstance.v1 import agent_pb2
 
 NAT = "nat"
@@ -125,7 +125,7 @@ async def test_one_that_is_replaced_stays_until_the_way_leads_through_another(tm
         await place.configure(config)
         await place.advance(40)
         [new] = [one for one in of(place, NAT) if one.name != old.name]
-        assert place.cause(old.name) == Cause.DRIFT
+        assert place.cause(old.name) == RemovalCause.DRIFT
         assert old.name in place.machines()
         assert ways(place) == {"net-a": old.name}
         assert f"{old.name} drains (config-drift) and stays: the way out of net-a leads" in explained(
@@ -162,7 +162,7 @@ async def test_a_server_that_comes_back_makes_sure_of_the_way(tmp_path: Path) ->
 
 async def test_a_route_that_cannot_be_made_is_explained_and_tried_again(tmp_path: Path) -> None:
     async with rig(tmp_path, routed(1)) as place:
-        place.provider.script(Fault(operation="ensure_nat_route", count=2, error="refused"))
+        place.provider.script(MockFault(operation="ensure_nat_route", count=2, error="refused"))
         await serving(place)
         assert "ensure_nat_route failed" in explained(place, NAT)
         await place.advance(15)
@@ -177,7 +177,7 @@ async def test_a_loaded_one_gives_way_to_a_larger_and_an_idle_one_to_a_smaller(t
         async def under(name: str, cpu: float, seconds: float) -> None:
             for _ in range(round(seconds / 5)):
                 place.reports.take(
-                    Report(instance=name, cpu_usage=cpu, conntrack_percent=1.0, dropped_packets=0)
+                    HealthReport(instance=name, cpu_usage=cpu, conntrack_percent=1.0, dropped_packets=0)
                 )
                 await place.advance(5)
 
@@ -205,7 +205,7 @@ async def test_a_tenant_without_nat_and_a_provider_without_routes_need_nothing(
             summary="s",
             options={},
             prompt=True,
-            capabilities=frozenset(Capability) - {Capability.NAT_ROUTES},
+            capabilities=frozenset(ProviderCapability) - {ProviderCapability.NAT_ROUTES},
         )
         monkeypatch.setattr(place.provider, "describe", lambda: lacking)
         await place.configure(routed(1))
@@ -237,7 +237,7 @@ def test_what_a_nat_instance_reports_of_its_load_is_read() -> None:
     )
     body = agent_pb2.HealthReportRequest(instance_id="i", metrics=metrics).SerializeToString()
     seen = nat.load(wire.health_report(body), 7)
-    assert seen == nat.Load(at_ns=7, cpu=12.5, conntrack=25.0, dropped=7)
+    assert seen == nat.NatLoad(at_ns=7, cpu=12.5, conntrack=25.0, dropped=7)
     half = agent_pb2.HealthReportRequest(instance_id="i", metrics=agent_pb2.Metrics(cpu_usage=99.0))
     assert nat.load(wire.health_report(half.SerializeToString()), 7) is None
 
@@ -257,6 +257,6 @@ def test_what_a_nat_instance_reports_of_its_load_is_read() -> None:
 def test_one_measure_grows_and_all_of_them_shrink(
     cpu: float, conntrack: float, dropped: int, expected: nat.Pressure
 ) -> None:
-    before = nat.Load(at_ns=0, cpu=0.0, conntrack=0.0, dropped=5)
-    now = nat.Load(at_ns=10 * 10**9, cpu=cpu, conntrack=conntrack, dropped=5 + dropped)
+    before = nat.NatLoad(at_ns=0, cpu=0.0, conntrack=0.0, dropped=5)
+    now = nat.NatLoad(at_ns=10 * 10**9, cpu=cpu, conntrack=conntrack, dropped=5 + dropped)
     assert nat.pressure(before, now, Nat(group=NAT)) is expected

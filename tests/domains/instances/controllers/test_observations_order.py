@@ -7,7 +7,7 @@ from pathlib import Path
 
 from support.instances.controller_rig import rig, wanted
 
-from fleetplane.domains.instances.providers.contract import Page, ProviderContext
+from fleetplane.domains.instances.providers.contract import ProviderContext, ProviderPage
 from fleetplane.domains.instances.providers.mock.provider import MockProvider
 from fleetplane.sim.clock import VirtualClock
 
@@ -21,7 +21,9 @@ class SlowLists(MockProvider):
         super().__init__(context)
         self.made, self.arrives = asyncio.Event(), asyncio.Event()
 
-    async def list_instances(self, cluster: str, shard: str, *, limit: int, next_token: str = "") -> Page:
+    async def list_instances(
+        self, cluster: str, shard: str, *, limit: int, next_token: str = ""
+    ) -> ProviderPage:
         found = await super().list_instances(cluster, shard, limit=limit, next_token=next_token)
         if self.slow:
             self.made.set()

@@ -9,8 +9,8 @@ import pytest
 from support.instances.controller_rig import rig, wanted
 from support.instances.instances_lab import TENANT
 
-from fleetplane.domains.instances.providers.mock.provider import Fault, MockProvider
-from fleetplane.domains.instances.rules.decide import Cause, State
+from fleetplane.domains.instances.providers.mock.provider import MockFault, MockProvider
+from fleetplane.domains.instances.rules.decide import RemovalCause, State
 
 
 def lagging(provider: MockProvider, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,7 +33,7 @@ async def test_machines_that_ended_with_the_server_are_replaced_at_once(
     async with rig(tmp_path, wanted(3), clock=clock, provider=provider) as place:
         await place.advance(2)
         assert place.names(State.DELETED) == names
-        assert {place.cause(name) for name in names} == {Cause.PROVIDER_LOST}
+        assert {place.cause(name) for name in names} == {RemovalCause.PROVIDER_LOST}
         assert len(place.machines()) == 3
 
 
@@ -84,7 +84,7 @@ async def test_a_provider_that_cannot_say_is_not_believed(
     lagging(provider, monkeypatch)
     kept = provider.instances[names[0]]
     provider.vanish(names[0])
-    provider.script(Fault(operation="get_instance_status", count=0))
+    provider.script(MockFault(operation="get_instance_status", count=0))
     await clock.advance(1)
     async with rig(tmp_path, wanted(1), clock=clock, provider=provider) as place:
         await place.advance(5)

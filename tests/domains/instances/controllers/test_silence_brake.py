@@ -9,7 +9,7 @@ from support.instances.controller_rig import GROUP, rig, wanted
 from support.instances.instances_lab import TENANT
 
 from fleetplane.domains.instances.metrics import InstanceCollector
-from fleetplane.domains.instances.rules.decide import Cause, State
+from fleetplane.domains.instances.rules.decide import RemovalCause, State
 
 REPORTS = "10s"
 SILENT_SECONDS = 31.0
@@ -73,7 +73,7 @@ async def test_a_silence_that_lasts_is_ended_one_at_a_time(tmp_path: Path) -> No
         assert place.names(State.REGISTERED) == names
         await place.advance(45)
         assert len(place.names(State.DRAINING)) == 1
-        assert place.cause(place.names(State.DRAINING)[0]) == Cause.UNHEALTHY
+        assert place.cause(place.names(State.DRAINING)[0]) == RemovalCause.UNHEALTHY
         assert "one at a time" in " ".join(place.explained().values())
 
 

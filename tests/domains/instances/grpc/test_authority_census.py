@@ -12,7 +12,7 @@ import pytest
 from fleetplane.domains.instances.kinds import Instance, InstanceSpec, InstanceStatus, OperatorRecord
 from fleetplane.domains.instances.rules import trust
 from fleetplane.kernel.errors import FailedPrecondition
-from fleetplane.kernel.identity.succession import Phase
+from fleetplane.kernel.identity.succession import SuccessionPhase
 
 OLD, NEW = "0" * 40, "1" * 40
 
@@ -20,13 +20,17 @@ OLD, NEW = "0" * 40, "1" * 40
 class Trusting:
     """As much of an authority as is asked about here."""
 
-    def __init__(self, phase: Phase, *, vouches: bool = False) -> None:
+    def __init__(self, phase: SuccessionPhase, *, vouches: bool = False) -> None:
         self.phase = phase
         self.trust_id = "both"
         self.trusted_since_ns = 100
         self.signing_since_ns = 200
         self.vouches = vouches
-        names = {Phase.STEADY: (OLD,), Phase.ANNOUNCED: (OLD, NEW), Phase.SWITCHED: (NEW, OLD)}[phase]
+        names = {
+            SuccessionPhase.STEADY: (OLD,),
+            SuccessionPhase.ANNOUNCED: (OLD, NEW),
+            SuccessionPhase.SWITCHED: (NEW, OLD),
+        }[phase]
         self.members = [Named(key_id=name) for name in names]
 
 
@@ -55,14 +59,16 @@ def an_instance(name: str, *, created_at_ns: int = 1, **fields: Any) -> Instance
     )
 
 
-def counted(phase: Phase, *instances: Instance, operators: Sequence[OperatorRecord] = ()) -> trust.Census:
+def counted(
+    phase: SuccessionPhase, *instances: Instance, operators: Sequence[OperatorRecord] = ()
+) -> trust.Census:
     authority: Any = Trusting(phase)
     return trust.census(authority, instances, operators, now_ns=50)
 
 
 def test_an_instance_is_unaware_until_it_says_otherwise_whatever_it_was_sent() -> None:
     found = counted(
-        Phase.ANNOUNCED,
+        SuccessionPhase.ANNOUNCED,
         an_instance("old"),
         an_instance("younger", created_at_ns=100),
         an_instance("told", trust="both"),
@@ -75,25 +81,25 @@ def test_an_instance_is_unaware_until_it_says_otherwise_whatever_it_was_sent() -
 
 def test_an_instance_made_after_the_switch_has_verified_the_new_authority() -> None:
     found = counted(
-        Phase.SWITCHED,
+        SuccessionPhase.SWITCHED,
         an_instance("before", created_at_ns=199),
         an_instance("after", created_at_ns=200),
     )
     assert list(found.unaware) == ["before"]
-    authority: Any = Trusting(Phase.SWITCHED)
+    authority: Any = Trusting(SuccessionPhase.SWITCHED)
     with pytest.raises(FailedPrecondition, match="before"):
         trust.check_retire(authority, found)
 
 
 def test_without_a_second_authority_nobody_is_unaware() -> None:
-    assert list(counted(Phase.STEADY, an_instance("old")).unaware) == []
+    assert list(counted(SuccessionPhase.STEADY, an_instance("old")).unaware) == []
 
 
 def test_records_that_name_no_authority_count_for_the_eldest() -> None:
     plain = an_instance("plain"), an_instance("renewed", certificate_authority=NEW)
-    assert counted(Phase.STEADY, plain[0]).instances == Counter({OLD: 1})
-    assert counted(Phase.ANNOUNCED, plain[0]).instances == Counter({OLD: 1})
-    assert counted(Phase.SWITCHED, *plain).instances == Counter({OLD: 1, NEW: 1})
+    assert counted(SuccessionPhase.STEADY, plain[0]).instances == Counter({OLD: 1})
+    assert counted(SuccessionPhase.ANNOUNCED, plain[0]).instances == Counter({OLD: 1})
+    assert counted(SuccessionPhase.SWITCHED, *plain).instances == Counter({OLD: 1, NEW: 1})
 
 
 def test_certificates_of_operators_count_while_they_last() -> None:
@@ -108,9 +114,9 @@ def test_certificates_of_operators_count_while_they_last() -> None:
         )
         for ends, authority in ((40, OLD), (60, OLD), (60, ""), (60, NEW))
     ]
-    found = counted(Phase.SWITCHED, operators=records)
+    found = counted(SuccessionPhase.SWITCHED, operators=records)
     assert found.operators == Counter({OLD: 2, NEW: 1})
-    authority: Any = Trusting(Phase.SWITCHED)
+    authority: Any = Trusting(SuccessionPhase.SWITCHED)
     with pytest.raises(FailedPrecondition, match="0 instances and 2 operators"):
         trust.check_retire(authority, found)
 
@@ -118,9 +124,9 @@ def test_certificates_of_operators_count_while_they_last() -> None:
 @pytest.mark.parametrize(("unaware", "refused"), [((), False), (("a",), True), (tuple("abcdefg"), True)])
 def test_nobody_is_left_behind_by_a_switch(unaware: tuple[str, ...], refused: bool) -> None:
     found = trust.Census(instances=Counter(), operators=Counter(), unaware=unaware)
-    vouching: Any = Trusting(Phase.ANNOUNCED, vouches=True)
+    vouching: Any = Trusting(SuccessionPhase.ANNOUNCED, vouches=True)
     trust.check_switch(vouching, found)
-    authority: Any = Trusting(Phase.ANNOUNCED)
+    authority: Any = Trusting(SuccessionPhase.ANNOUNCED)
     if not refused:
         trust.check_switch(authority, found)
         return

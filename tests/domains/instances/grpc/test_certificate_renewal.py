@@ -27,7 +27,7 @@ from fleetplane.domains.instances.kinds import InstanceStatus
 from fleetplane.domains.instances.providers.contract import CreateRequest
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.errors import FailedPrecondition, FleetplaneError, PermissionDenied
-from fleetplane.node.certificates import Credentials, Life, private_pem, public_pem
+from fleetplane.node.certificates import ConnectionCredentials, Life, private_pem, public_pem
 
 MINUTE = 60
 
@@ -119,7 +119,7 @@ async def test_an_agent_renews_in_time_and_goes_on_without_a_gap(
         open_when_dialled: list[int] = []
         connect = agent._transport.agent_channel
 
-        def dial(identity: Credentials) -> grpc.aio.Channel:
+        def dial(identity: ConnectionCredentials) -> grpc.aio.Channel:
             open_when_dialled.append(len(sessions))
             return connect(identity)
 
@@ -161,7 +161,7 @@ async def asking(
         life_hours=1,
         serial=place.kernel.clock.now_ns(),
     )
-    identity = Credentials(
+    identity = ConnectionCredentials(
         key_pem=private_pem(key),
         certificate_pem=issued.leaf_pem,
         authority_pem=authority.certificate_pem,

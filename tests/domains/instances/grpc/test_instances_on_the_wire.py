@@ -149,7 +149,7 @@ async def test_a_lost_agent_makes_the_server_ask_the_provider_at_once(tmp_path: 
         lost = named(place, request.instance_id).status
         assert lost is not None
         assert lost.drain is not None
-        assert lost.drain.reason == rules.Cause.PROVIDER_LOST
+        assert lost.drain.reason == rules.RemovalCause.PROVIDER_LOST
 
 
 async def test_operators_are_warned_of_a_certificate_that_its_agent_does_not_renew(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import serialization
 from google.protobuf.timestamp_pb2 import Timestamp
 from support.instances.operator_rig import OTHER, TENANT, Rig, document, make_key, operator_rig
 
-from fleetplane.domains.instances.kinds import GROUP, NONCE, SECRET, Report
+from fleetplane.domains.instances.kinds import GROUP, NONCE, SECRET, HealthReport
 from fleetplane.domains.instances.records.operators import record_nonce
 from fleetplane.gen.fleetplane.admin.v1 import instances_pb2 as admin_pb2
 from fleetplane.kernel.audit import chain as audit
@@ -116,7 +116,7 @@ async def test_a_nonce_that_never_expires_is_refused(rig: Rig, seconds: float) -
 
 async def test_instances_come_with_when_they_were_heard_and_why_they_go(rig: Rig) -> None:
     instance = await rig.add(provider="pm-8")
-    rig.reports.take(Report(instance=instance.name))
+    rig.reports.take(HealthReport(instance=instance.name))
     drain = await rig.drain(instance, "config-drift")
     (entry,) = (await (await rig.admin()).ListInstances(admin_pb2.ListInstancesRequest())).instances
     heard = rig.reports.last(instance.name)

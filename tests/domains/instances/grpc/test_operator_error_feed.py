@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import asyncio
 
-from fleetplane.domains.instances.live.errors import REMEMBERED_LIMIT, TEXT_LIMIT, ErrorFeed, Listening
+from fleetplane.domains.instances.live.errors import REMEMBERED_LIMIT, TEXT_LIMIT, ErrorFeed, ErrorListener
 from fleetplane.sim.clock import VirtualClock
 
 
-async def texts(listening: Listening, count: int) -> list[str]:
+async def texts(listening: ErrorListener, count: int) -> list[str]:
     async with asyncio.timeout(60):
         return [(await anext(listening)).text for _ in range(count)]
 

@@ -21,7 +21,7 @@ from support.instances.operator_rig import (
     operator_rig,
 )
 
-from fleetplane.domains.instances.kinds import OPERATOR, Report, tenant_scope
+from fleetplane.domains.instances.kinds import OPERATOR, HealthReport, tenant_scope
 from fleetplane.domains.instances.rules import decide as rules
 from fleetplane.gen.nstance.v1 import operator_pb2
 from fleetplane.kernel.clock import Clock, SystemClock
@@ -177,7 +177,7 @@ async def test_last_seen_is_when_the_agent_was_heard(rig: Rig, operator: Operato
     assert instance.status is not None
     first = (await operator.status(instance.name)).last_seen.ToNanoseconds()
     assert first == instance.status.registered_at_ns
-    rig.reports.take(Report(instance=instance.name))
+    rig.reports.take(HealthReport(instance=instance.name))
     heard = rig.reports.last(instance.name)
     assert heard is not None
     assert (await operator.status(instance.name)).last_seen.ToNanoseconds() == heard.at_ns

@@ -15,12 +15,12 @@ from fleetplane.domains.instances.grpc.operator_watches import Endings
 from fleetplane.domains.instances.kinds import (
     COMPLAINT,
     INSTANCE,
-    Drain,
+    DrainState,
     Instance,
     InstanceSpec,
     InstanceStatus,
 )
-from fleetplane.domains.instances.providers.mock.provider import Fault
+from fleetplane.domains.instances.providers.mock.provider import MockFault
 from fleetplane.fleet.errands import ERRAND
 from fleetplane.fleet.resources.common import made_up
 from fleetplane.gen.fleetplane.admin.v1 import authority_pb2
@@ -214,7 +214,7 @@ def test_no_more_than_the_quota_are_made_at_three_servers_at_once(tmp_path: Path
 def test_an_instance_that_could_not_be_made_is_told_as_at_the_active_server(tmp_path: Path) -> None:
     async def work(servers: Servers) -> None:
         refused = []
-        servers.provider.script(Fault(operation="create_instance", count=0, error="capacity"))
+        servers.provider.script(MockFault(operation="create_instance", count=0, error="capacity"))
         for one in servers.all:
             with pytest.raises(FleetplaneError) as error:
                 await one.create(group="web")
@@ -411,7 +411,7 @@ def test_who_reads_more_slowly_than_history_is_kept_is_told_the_ends_it_missed()
         status = InstanceStatus(provider_id=f"pm-{name}", **fields)
         return made_up(INSTANCE, name, spec=spec, status=status, scope=f"tenant/{TENANT}")
 
-    drain = Drain(reason="requested", started_at_ns=1, delete_at_ns=2)
+    drain = DrainState(reason="requested", started_at_ns=1, delete_at_ns=2)
     endings = Endings()
     begun = list(endings.begin([instance("a", drain=drain), instance("b", drain=drain), instance("c")]))
     assert [one.instance_id for one in begun] == ["a", "b"]

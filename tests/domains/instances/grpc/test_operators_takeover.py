@@ -14,7 +14,7 @@ from support.shared.virtual_servers import VirtualServer, until, virtual_servers
 
 from fleetplane.domains.blueprint import prepare_both, run_both
 from fleetplane.domains.instances.providers.contract import ProviderContext
-from fleetplane.domains.instances.providers.mock.provider import Fault, MockProvider
+from fleetplane.domains.instances.providers.mock.provider import MockFault, MockProvider
 from fleetplane.domains.instances.server import BLUEPRINT
 from fleetplane.kernel.kinds import KERNEL_KINDS
 from fleetplane.kernel.objects import LocalObjects
@@ -42,7 +42,9 @@ def test_an_instance_that_the_dead_server_had_just_asked_for_is_the_successor_s(
             provider = providers[server.name] = MockProvider(context)
             provider.configure({"state_file": "machines"})  # what both of them see
             if server.name == "one":  # the machine is made, and nobody hears of it
-                lost = Fault(operation="create_instance", count=0, after=True, delay_seconds=NEVER_SECONDS)
+                lost = MockFault(
+                    operation="create_instance", count=0, after=True, delay_seconds=NEVER_SECONDS
+                )
                 provider.script(lost)
             domain = await domain_at(tmp_path, server.store, objects, provider)
             await prepare_both(domain)

@@ -16,20 +16,20 @@ from typing import Any
 from fleetplane.domains.instances.providers.contract import CreateRequest, ProviderContext
 from fleetplane.domains.instances.providers.local import processes
 from fleetplane.domains.instances.providers.local.provider import LocalProvider
-from fleetplane.domains.instances.providers.local.records import Records
+from fleetplane.domains.instances.providers.local.records import LocalRecords
 from fleetplane.kernel.clock import SystemClock
 
 AGENT = [sys.executable, str(Path(__file__).with_name("stand_in_agent.py"))]
 
 STEPS: dict[str, tuple[object, str, int]] = {
     # Step: what is about to be called for the nth time when the server dies.
-    "before-record": (Records, "write", 1),
-    "before-furnishing": (Records, "furnish", 1),
+    "before-record": (LocalRecords, "write", 1),
+    "before-furnishing": (LocalRecords, "furnish", 1),
     "before-spawn": (processes, "start", 1),
-    "after-spawn": (Records, "write", 2),
-    "after-create": (Records, "write", 3),
+    "after-spawn": (LocalRecords, "write", 2),
+    "after-create": (LocalRecords, "write", 3),
     "before-kill": (processes, "end", 1),
-    "before-removal": (Records, "remove", 1),
+    "before-removal": (LocalRecords, "remove", 1),
     "in-removal": (sys.modules["shutil"], "rmtree", 1),
 }
 

@@ -23,6 +23,7 @@ from fleetplane.domains.instances.providers.conformance import (
     new_instance_id,
 )
 from fleetplane.domains.instances.providers.contract import (
+    BalancerTargetState,
     CapacityExhausted,
     CreateRequest,
     InstanceGone,
@@ -33,7 +34,6 @@ from fleetplane.domains.instances.providers.contract import (
     ProviderStatus,
     QuotaExhausted,
     TargetGroup,
-    TargetState,
 )
 from fleetplane.kernel.errors import FleetplaneError, InvalidArgument
 from fleetplane.sim.clock import VirtualClock
@@ -207,20 +207,20 @@ async def test_a_machine_joins_and_leaves_its_target_groups(
     )
     both, first = LoadBalancer(key="b", target_groups=groups), LoadBalancer(key="f", target_groups=groups[:1])
     provider_id = (await aws.create_instance(request())).provider_id
-    assert await aws.get_lb_target_state(provider_id, both) is TargetState.DEREGISTERED
+    assert await aws.get_lb_target_state(provider_id, both) is BalancerTargetState.DEREGISTERED
 
     await aws.register_with_lb(provider_id, first)
-    assert await aws.get_lb_target_state(provider_id, both) is TargetState.PARTIALLY_REGISTERED
+    assert await aws.get_lb_target_state(provider_id, both) is BalancerTargetState.PARTIALLY_REGISTERED
     await aws.register_with_lb(provider_id, both)
     assert await aws.list_lb_instances(both) == (provider_id,)
     state = await aws.get_lb_target_state(provider_id, both)
-    assert state in (TargetState.REGISTERED, TargetState.HEALTHY)
+    assert state in (BalancerTargetState.REGISTERED, BalancerTargetState.HEALTHY)
 
     await aws.deregister_from_lb(provider_id, both)
     await aws.deregister_from_lb(provider_id, both)  # a second time is fine
     assert await aws.get_lb_target_state(provider_id, both) in (
-        TargetState.DEREGISTERED,
-        TargetState.DRAINING,
+        BalancerTargetState.DEREGISTERED,
+        BalancerTargetState.DRAINING,
     )
 
 
@@ -273,8 +273,8 @@ class ScriptedApi:
 
 
 def shown(wanted: CreateRequest, provider_id: str = "i-1") -> wire.Reservation:
-    tags = (wire.Tag(key="nstance:instance-id", value=wanted.instance_id),)
-    machine = wire.Ec2Instance(instance_id=provider_id, state=wire.State(name="pending"), tags=tags)
+    tags = (wire.AwsTag(key="nstance:instance-id", value=wanted.instance_id),)
+    machine = wire.Ec2Instance(instance_id=provider_id, state=wire.AwsState(name="pending"), tags=tags)
     return wire.Reservation(instances=(machine,))
 
 
@@ -343,7 +343,11 @@ def test_an_error_is_told_by_what_can_be_done_about_it(
     assert code in error.message
 
 
-HEALTHY, REGISTERED, GONE = TargetState.HEALTHY, TargetState.REGISTERED, TargetState.DEREGISTERED
+HEALTHY, REGISTERED, GONE = (
+    BalancerTargetState.HEALTHY,
+    BalancerTargetState.REGISTERED,
+    BalancerTargetState.DEREGISTERED,
+)
 
 
 @pytest.mark.parametrize(
@@ -353,11 +357,13 @@ HEALTHY, REGISTERED, GONE = TargetState.HEALTHY, TargetState.REGISTERED, TargetS
         ([GONE, GONE], GONE),
         ([HEALTHY, HEALTHY], HEALTHY),
         ([HEALTHY, REGISTERED], REGISTERED),
-        ([HEALTHY, GONE], TargetState.PARTIALLY_REGISTERED),
-        ([HEALTHY, TargetState.DRAINING, GONE], TargetState.DRAINING),
+        ([HEALTHY, GONE], BalancerTargetState.PARTIALLY_REGISTERED),
+        ([HEALTHY, BalancerTargetState.DRAINING, GONE], BalancerTargetState.DRAINING),
     ],
 )
-def test_several_target_groups_make_one_state(states: list[TargetState], together: TargetState) -> None:
+def test_several_target_groups_make_one_state(
+    states: list[BalancerTargetState], together: BalancerTargetState
+) -> None:
     assert wire.combined(states) is together
 
 

@@ -26,6 +26,7 @@ from fleetplane.domains.instances.providers.conformance import (
     new_instance_id,
 )
 from fleetplane.domains.instances.providers.contract import (
+    BalancerTargetState,
     CreateRequest,
     InstanceGone,
     LoadBalancer,
@@ -33,7 +34,6 @@ from fleetplane.domains.instances.providers.contract import (
     ProviderError,
     ProviderStatus,
     QuotaExhausted,
-    TargetState,
 )
 from fleetplane.domains.instances.providers.local import processes
 from fleetplane.domains.instances.providers.local.provider import LocalProvider
@@ -413,7 +413,7 @@ async def test_load_balancers_are_told_that_all_is_well(start: Start) -> None:
     created = await provider.create_instance(request())
     balancer = LoadBalancer(key="front")
     await provider.register_with_lb(created.provider_id, balancer)
-    assert await provider.get_lb_target_state(created.provider_id, balancer) is TargetState.HEALTHY
+    assert await provider.get_lb_target_state(created.provider_id, balancer) is BalancerTargetState.HEALTHY
     assert await provider.list_lb_instances(balancer) == (created.provider_id,)
     await provider.deregister_from_lb(created.provider_id, balancer)
 

@@ -17,6 +17,7 @@ from fleetplane.domains.instances.providers.conformance import (
     new_instance_id,
 )
 from fleetplane.domains.instances.providers.contract import (
+    BalancerTargetState,
     CapacityExhausted,
     CreateRequest,
     ImageQuery,
@@ -28,9 +29,8 @@ from fleetplane.domains.instances.providers.contract import (
     ProviderRefused,
     ProviderStatus,
     QuotaExhausted,
-    TargetState,
 )
-from fleetplane.domains.instances.providers.mock.provider import Fault, MockProvider, read_state
+from fleetplane.domains.instances.providers.mock.provider import MockFault, MockProvider, read_state
 from fleetplane.domains.instances.providers.without_extras import WithoutExtras
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.errors import SettingsError, Unimplemented
@@ -73,7 +73,7 @@ async def test_the_mock_provider_conforms(
 
 async def test_a_lost_answer_leaves_an_instance_that_the_retry_finds(make_mock: MakeMock) -> None:
     mock = make_mock()
-    mock.script(Fault(operation="create_instance", after=True))
+    mock.script(MockFault(operation="create_instance", after=True))
     wanted = request()
 
     with pytest.raises(ProviderError, match="answer was lost"):
@@ -98,7 +98,7 @@ async def test_scripted_failures_happen_as_often_as_scripted_and_leave_nothing(m
 
 async def test_a_fault_without_a_count_lasts_until_healed(make_mock: MakeMock) -> None:
     mock = make_mock()
-    mock.script(Fault(operation="list_instances", count=0, error="refused"))
+    mock.script(MockFault(operation="list_instances", count=0, error="refused"))
     for _ in range(3):
         with pytest.raises(ProviderRefused) as refusal:
             await mock.list_instances("c", "s", limit=10)
@@ -109,7 +109,7 @@ async def test_a_fault_without_a_count_lasts_until_healed(make_mock: MakeMock) -
 
 async def test_a_slow_answer_can_be_abandoned_after_the_deed(make_mock: MakeMock) -> None:
     mock = make_mock()
-    mock.script(Fault(operation="create_instance", after=True, delay_seconds=60, error=""))
+    mock.script(MockFault(operation="create_instance", after=True, delay_seconds=60, error=""))
     wanted = request()
     asking = asyncio.create_task(mock.create_instance(wanted))
     async with asyncio.timeout(60):
@@ -160,7 +160,7 @@ async def test_every_machine_that_is_made_calls_the_hook_once(make_mock: MakeMoc
         booted.append(made.nonce)
 
     mock.on_create = boot
-    mock.script(Fault(operation="create_instance", after=True))
+    mock.script(MockFault(operation="create_instance", after=True))
     wanted = request()
     with pytest.raises(ProviderError):
         await mock.create_instance(wanted)
@@ -195,10 +195,10 @@ async def test_a_load_balancers_targets_come_and_go_with_their_machines(make_moc
     created = await mock.create_instance(request())
     balancer = LoadBalancer(key="front")
     await mock.register_with_lb(created.provider_id, balancer)
-    assert await mock.get_lb_target_state(created.provider_id, balancer) is TargetState.HEALTHY
+    assert await mock.get_lb_target_state(created.provider_id, balancer) is BalancerTargetState.HEALTHY
     assert await mock.list_lb_instances(balancer) == (created.provider_id,)
     await mock.delete_instance(created.instance_id, created.provider_id)
-    assert await mock.get_lb_target_state(created.provider_id, balancer) is TargetState.DEREGISTERED
+    assert await mock.get_lb_target_state(created.provider_id, balancer) is BalancerTargetState.DEREGISTERED
 
 
 async def test_what_a_provider_lacks_is_unimplemented() -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from fleetplane.domains.instances import wire
-from fleetplane.domains.instances.kinds import KINDS, REPORT, InstanceSpec, InstanceStatus, Report
+from fleetplane.domains.instances.kinds import KINDS, REPORT, HealthReport, InstanceSpec, InstanceStatus
 from fleetplane.domains.instances.records.instances import Instances
-from fleetplane.domains.instances.records.reports import SCOPE, Reports
+from fleetplane.domains.instances.records.reports import SCOPE, InstanceReports
 from fleetplane.gen.nstance.v1 import agent_pb2
 from fleetplane.kernel.errors import InvalidArgument
 from fleetplane.kernel.store import Store, StoreSettings
@@ -31,7 +31,7 @@ async def shared(tmp_path: Path) -> AsyncIterator[tuple[Store, VirtualClock]]:
         yield store, clock
 
 
-async def written(reports: Reports, *found: Report) -> None:
+async def written(reports: InstanceReports, *found: HealthReport) -> None:
     for report in found:
         reports.take(report)
     await reports._writer.flush()
@@ -39,13 +39,15 @@ async def written(reports: Reports, *found: Report) -> None:
 
 async def test_a_report_to_one_server_is_known_to_the_others(tmp_path: Path) -> None:
     async with shared(tmp_path) as (store, clock):
-        here, there = Reports(clock, store), Reports(clock, store)
-        await written(here, Report(instance="wkr1", config_hash="h", files={"a": ""}, connections={80: 3}))
+        here, there = InstanceReports(clock, store), InstanceReports(clock, store)
+        await written(
+            here, HealthReport(instance="wkr1", config_hash="h", files={"a": ""}, connections={80: 3})
+        )
         heard = there.last("wkr1")
         assert heard is not None
         assert (heard.report.config_hash, heard.report.connections) == ("h", {80: 3})
         await clock.advance(5)
-        await written(there, Report(instance="wkr1", config_hash="i"))
+        await written(there, HealthReport(instance="wkr1", config_hash="i"))
         newest = here.last("wkr1")
         assert newest is not None
         assert newest.report.config_hash == "i"
@@ -53,10 +55,10 @@ async def test_a_report_to_one_server_is_known_to_the_others(tmp_path: Path) -> 
 
 async def test_an_older_report_does_not_replace_a_newer_one(tmp_path: Path) -> None:
     async with shared(tmp_path) as (store, clock):
-        late, there = Reports(clock, store), Reports(clock, store)
-        late.take(Report(instance="wkr1", config_hash="old"))
+        late, there = InstanceReports(clock, store), InstanceReports(clock, store)
+        late.take(HealthReport(instance="wkr1", config_hash="old"))
         await clock.advance(5)
-        await written(there, Report(instance="wkr1", config_hash="new"))
+        await written(there, HealthReport(instance="wkr1", config_hash="new"))
         await late._writer.flush()
         found = store.get(REPORT, SCOPE, "wkr1")
         assert found is not None
@@ -65,19 +67,19 @@ async def test_an_older_report_does_not_replace_a_newer_one(tmp_path: Path) -> N
 
 async def test_who_becomes_active_gives_everyone_the_time_it_has_itself(tmp_path: Path) -> None:
     async with shared(tmp_path) as (store, clock):
-        await written(Reports(clock, store), Report(instance="wkr1"))
+        await written(InstanceReports(clock, store), HealthReport(instance="wkr1"))
         await clock.advance(3600)
-        successor = Reports(clock, store)
+        successor = InstanceReports(clock, store)
         assert successor.heard_at_ns("wkr1", 1) == clock.now_ns()
 
 
 async def test_a_report_goes_with_its_instance(tmp_path: Path) -> None:
     async with shared(tmp_path) as (store, clock):
-        reports = Reports(clock, store)
-        await written(reports, Report(instance="wkr1"), Report(instance="unknown"))
+        reports = InstanceReports(clock, store)
+        await written(reports, HealthReport(instance="wkr1"), HealthReport(instance="unknown"))
         assert [one.name for one in store.list(REPORT)] == ["wkr1"]
         await Instances(store).purge("acme", "wkr1")
-        await written(reports, Report(instance="wkr1"))
+        await written(reports, HealthReport(instance="wkr1"))
         assert not store.list(REPORT)
 
 
@@ -100,10 +102,10 @@ async def test_no_report_keeps_those_of_other_tenants_from_being_written(poison:
             interface.rx_bytes = interface.tx_bytes = interface.rx_drops = interface.tx_drops = 2**64 - 1
     async with shared(tmp_path) as (store, clock):
         await Instances(store).record("umbrella", "wkr2", SPEC, InstanceStatus())
-        reports = Reports(clock, store)
+        reports = InstanceReports(clock, store)
         with suppress(InvalidArgument):  # refused before it is taken, or taken and written
             reports.take(wire.health_report(said.SerializeToString()))
-        await written(reports, Report(instance="wkr2"))
+        await written(reports, HealthReport(instance="wkr2"))
         assert "wkr2" in {one.name for one in store.list(REPORT)}
 
 
@@ -111,18 +113,18 @@ async def test_each_report_is_told_with_the_one_before_it(tmp_path: Path) -> Non
     told: list[tuple[str | None, str]] = []
     more = asyncio.Event()
 
-    def tell(before: Report | None, report: Report) -> None:
+    def tell(before: HealthReport | None, report: HealthReport) -> None:
         told.append((before.config_hash if before is not None else None, report.config_hash))
         more.set()
 
     async with shared(tmp_path) as (store, clock):
-        reports = Reports(clock, store)
+        reports = InstanceReports(clock, store)
         following = asyncio.create_task(reports.follow(tell))
         await asyncio.sleep(0)
         for config_hash in ("a", "b"):
             await clock.advance(1)
             more.clear()
-            await written(reports, Report(instance="wkr1", config_hash=config_hash))
+            await written(reports, HealthReport(instance="wkr1", config_hash=config_hash))
             async with asyncio.timeout(60):
                 await more.wait()
         following.cancel()

@@ -12,7 +12,7 @@ from support.proxies.dns_doubles import ZoneFile, powerdns
 from support.proxies.pebble_lab import Pebble, pebble
 from support.shared.free_ports import free_port
 
-from fleetplane.domains.proxies.acme.account import Account, AccountVault
+from fleetplane.domains.proxies.acme.account import AccountVault, AcmeAccount
 from fleetplane.domains.proxies.acme.assembly import ZoneOptions
 from fleetplane.domains.proxies.kinds.records import CertificateSpec, CertificateStatus, organization_of
 from fleetplane.domains.proxies.kinds.values import CertificateState, RevocationReason
@@ -116,7 +116,7 @@ async def test_an_authority_that_lost_our_account_gets_it_again(tmp_path: Path, 
         organization = organization_of(at.scope)
         made = await vault.load_or_create(authority.directory_url, organization)
         lost = authority.directory_url.replace("/dir", "/my-account/999999")
-        await vault.save(authority.directory_url, organization, Account(key_pem=made.key_pem, uri=lost))
+        await vault.save(authority.directory_url, organization, AcmeAccount(key_pem=made.key_pem, uri=lost))
         async with side(at, authority):
             status = await at.reached(await at.request("lost.example.test"), S.ACTIVE, S.FAILED)
             assert status.error == ""

@@ -8,11 +8,11 @@ import pytest
 from support.instances.certificates_rig import until
 
 from fleetplane.domains.proxies.acme.errors import IssuanceFailed
-from fleetplane.domains.proxies.acme.workers import Workers
+from fleetplane.domains.proxies.acme.workers import AcmeWorkers
 
 
 async def test_what_a_call_returns_or_raises_comes_back() -> None:
-    workers = Workers("someone")
+    workers = AcmeWorkers("someone")
     assert await workers.run(int, "ff", base=16) == 255
     assert await workers.run(threading.current_thread) is not threading.current_thread()
     with pytest.raises(FileNotFoundError):
@@ -21,7 +21,7 @@ async def test_what_a_call_returns_or_raises_comes_back() -> None:
 
 
 async def test_a_call_that_hangs_is_given_up_and_keeps_its_slot_until_it_ends() -> None:
-    workers = Workers("the oracle", threads=1, call_seconds=0.05)
+    workers = AcmeWorkers("the oracle", threads=1, call_seconds=0.05)
     release = threading.Event()
     with pytest.raises(IssuanceFailed, match="the oracle did not answer in"):
         await workers.run(release.wait, 60)
@@ -35,7 +35,7 @@ async def test_a_call_that_hangs_is_given_up_and_keeps_its_slot_until_it_ends() 
 
 
 async def test_no_more_calls_run_at_a_time_than_there_are_slots() -> None:
-    workers = Workers("someone", threads=2)
+    workers = AcmeWorkers("someone", threads=2)
     lock, running, most = threading.Lock(), [0], [0]
     go = threading.Event()
 
@@ -56,7 +56,7 @@ async def test_no_more_calls_run_at_a_time_than_there_are_slots() -> None:
 
 
 async def test_one_who_leaves_does_not_disturb_the_thread_or_those_after() -> None:
-    workers = Workers("someone", threads=1)
+    workers = AcmeWorkers("someone", threads=1)
     release = threading.Event()
     task = asyncio.create_task(workers.run(release.wait, 60))
     await until(lambda: workers.running == 1)

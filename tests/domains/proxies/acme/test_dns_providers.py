@@ -11,7 +11,7 @@ from fleetplane.domains.proxies.acme.dns.lexicon import LexiconDns, known_provid
 from fleetplane.domains.proxies.acme.dns.propagation import Propagation
 from fleetplane.domains.proxies.acme.dns.provider import DnsProvider, DnsZones
 from fleetplane.domains.proxies.acme.errors import IssuanceFailed
-from fleetplane.domains.proxies.acme.workers import Workers
+from fleetplane.domains.proxies.acme.workers import AcmeWorkers
 from fleetplane.kernel.clock import SystemClock
 
 _SITES = itertools.count(1)
@@ -34,7 +34,7 @@ def provider(request: pytest.FixtureRequest, zone: ZoneFile, domain: str) -> Ite
         yield PlainDns(zone)
         return
     with powerdns(zone, domain) as options:
-        yield LexiconDns(Workers("DNS"), provider="powerdns", zone=domain, options=options)
+        yield LexiconDns(AcmeWorkers("DNS"), provider="powerdns", zone=domain, options=options)
 
 
 def visible(pebble: Pebble, *, seconds: float = 60.0) -> Propagation:
@@ -77,7 +77,7 @@ async def test_doing_it_twice_is_as_good_as_once(provider: DnsProvider, zone: Zo
 async def test_a_refusal_carries_the_providers_words_and_no_credential(zone: ZoneFile, domain: str) -> None:
     with powerdns(zone, domain) as options:
         wrong = {**options, "auth_token": "changeme too"}
-        dns = LexiconDns(Workers("DNS"), provider="powerdns", zone=domain, options=wrong)
+        dns = LexiconDns(AcmeWorkers("DNS"), provider="powerdns", zone=domain, options=wrong)
         with pytest.raises(IssuanceFailed, match=r"powerdns refused.*401") as refused:
             await dns.present(f"_acme-challenge.{domain}", "one")
     assert "changeme" not in refused.value.message
@@ -87,13 +87,13 @@ async def test_a_refusal_carries_the_providers_words_and_no_credential(zone: Zon
 
 async def test_a_zone_that_the_provider_does_not_have_is_refused(zone: ZoneFile, domain: str) -> None:
     with powerdns(zone, domain) as options:
-        dns = LexiconDns(Workers("DNS"), provider="powerdns", zone="other.test", options=options)
+        dns = LexiconDns(AcmeWorkers("DNS"), provider="powerdns", zone="other.test", options=options)
         with pytest.raises(IssuanceFailed, match="404"):
             await dns.present("_acme-challenge.other.test", "one")
 
 
 async def test_an_unknown_provider_is_refused() -> None:
-    dns = LexiconDns(Workers("DNS"), provider="nobody", zone="example.test", options={})
+    dns = LexiconDns(AcmeWorkers("DNS"), provider="nobody", zone="example.test", options={})
     with pytest.raises(IssuanceFailed, match="nobody"):
         await dns.present("_acme-challenge.example.test", "one")
     assert not known_provider("nobody")

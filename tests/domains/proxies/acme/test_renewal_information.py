@@ -16,7 +16,7 @@ from support.instances.certificates_rig import Desk, desk, side, until
 from support.proxies.pebble_lab import Pebble
 
 from fleetplane.domains.proxies.acme.account import AccountVault
-from fleetplane.domains.proxies.acme.authority import Conversation, explained
+from fleetplane.domains.proxies.acme.authority import AcmeConversation, explained
 from fleetplane.domains.proxies.acme.errors import IssuanceFailed
 from fleetplane.domains.proxies.acme.renewal import RenewalPolicy
 from fleetplane.domains.proxies.kinds.records import Certificate, CertificateStatus, organization_of
@@ -56,10 +56,10 @@ async def issued(at: Desk, authority: Pebble) -> AsyncIterator[tuple[Certificate
 
 
 @asynccontextmanager
-async def talking(at: Desk, authority: Pebble) -> AsyncIterator[Conversation]:
+async def talking(at: Desk, authority: Pebble) -> AsyncIterator[AcmeConversation]:
     accounts = AccountVault(at.store, at.master)
     account = await accounts.load_or_create(authority.directory_url, organization_of(at.scope))
-    talk = Conversation(authority.options, account.key_pem, account.uri)
+    talk = AcmeConversation(authority.options, account.key_pem, account.uri)
     try:
         yield talk
     finally:

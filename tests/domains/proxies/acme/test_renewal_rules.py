@@ -9,7 +9,7 @@ from fleetplane.domains.proxies.acme.renewal import (
     DAY_NS,
     HOUR_NS,
     Alarm,
-    Issue,
+    IssueNow,
     RenewalPolicy,
     Rest,
     alarm,
@@ -39,7 +39,7 @@ def issued(days: float, *, fingerprint: str = "00" * 32, state: S = S.ACTIVE) ->
 
 
 def test_what_was_requested_is_issued_at_once() -> None:
-    assert decide(SPEC, CertificateStatus(state=S.PENDING), POLICY, now_ns=START) == Issue(why="requested")
+    assert decide(SPEC, CertificateStatus(state=S.PENDING), POLICY, now_ns=START) == IssueNow(why="requested")
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_a_certificate_is_renewed_with_a_third_of_its_life_left_or_half_of_a_sho
     status, moment = issued(days), START + round(after_days * DAY_NS)
     assert renew_at_ns(status, EXACT) == pytest.approx(moment, abs=10)
     assert isinstance(decide(SPEC, status, EXACT, now_ns=moment - HOUR_NS), Rest)
-    assert decide(SPEC, status, EXACT, now_ns=moment + 10) == Issue(why="renewal")
+    assert decide(SPEC, status, EXACT, now_ns=moment + 10) == IssueNow(why="renewal")
 
 
 @given(fingerprint=st.binary(min_size=32, max_size=32), days=st.floats(min_value=0.01, max_value=3650))
@@ -74,7 +74,7 @@ def test_different_certificates_are_renewed_at_different_moments() -> None:
 
 def test_the_moment_that_the_authority_suggests_wins() -> None:
     status, early = issued(90), START + 5 * DAY_NS
-    assert decide(SPEC, status, POLICY, now_ns=early, suggested_ns=early) == Issue(why="renewal")
+    assert decide(SPEC, status, POLICY, now_ns=early, suggested_ns=early) == IssueNow(why="renewal")
     late = START + 80 * DAY_NS
     resting = decide(SPEC, status, POLICY, now_ns=START + 70 * DAY_NS, suggested_ns=late)
     assert isinstance(resting, Rest)
@@ -114,15 +114,17 @@ def test_nobody_is_asked_again_before_the_back_off_is_over(state: S) -> None:
     resting = decide(SPEC, status, POLICY, now_ns=START)
     assert isinstance(resting, Rest)
     assert (resting.code, resting.until_ns) == ("BACKING_OFF", START + HOUR_NS)
-    assert isinstance(decide(SPEC, status, POLICY, now_ns=START + HOUR_NS), Issue)
+    assert isinstance(decide(SPEC, status, POLICY, now_ns=START + HOUR_NS), IssueNow)
 
 
 def test_a_failed_renewal_by_hand_waits_for_the_next_hand() -> None:
     status = issued(90, state=S.FAILED)
-    assert decide(SPEC, status, POLICY, now_ns=START) == Issue(why="retry")
+    assert decide(SPEC, status, POLICY, now_ns=START) == IssueNow(why="retry")
     assert isinstance(decide(BY_HAND, status, POLICY, now_ns=START), Rest)
     never_had = CertificateStatus(state=S.FAILED)
-    assert decide(BY_HAND, never_had, POLICY, now_ns=START) == Issue(why="retry"), "the first one is wanted"
+    assert decide(BY_HAND, never_had, POLICY, now_ns=START) == IssueNow(why="retry"), (
+        "the first one is wanted"
+    )
 
 
 @given(failures=st.integers(min_value=1, max_value=1000), jitter=st.floats(min_value=0, max_value=0.999))

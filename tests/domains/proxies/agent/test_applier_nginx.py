@@ -23,9 +23,9 @@ from support.shared.free_ports import free_port
 from support.shared.throwaway_ca import ThrowawayCa
 
 from fleetplane.domains.proxies.agent.nginx import change_journal as journals
-from fleetplane.domains.proxies.agent.nginx.applier import Applier
-from fleetplane.domains.proxies.agent.nginx.change_journal import Phase, State
-from fleetplane.domains.proxies.agent.nginx.staging import Step
+from fleetplane.domains.proxies.agent.nginx.applier import VersionApplier
+from fleetplane.domains.proxies.agent.nginx.change_journal import ChangePhase, VersionState
+from fleetplane.domains.proxies.agent.nginx.staging import StagingStep
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 
 
@@ -58,10 +58,10 @@ def clashing(version: int, port: int, taken: int, words: str = "") -> pb.ConfigU
     return update
 
 
-async def serving(rig: Rig, port: int) -> Applier:
+async def serving(rig: Rig, port: int) -> VersionApplier:
     applier = rig.applier()
     await applier.open()
-    assert (await applier.apply(saying(1, port), rig.report)).state is State.SUCCESS
+    assert (await applier.apply(saying(1, port), rig.report)).state is VersionState.SUCCESS
     return applier
 
 
@@ -80,14 +80,14 @@ async def test_the_same_version_again_succeeds_without_touching_nginx(rig: Rig) 
     port = free_port()
     applier = await serving(rig, port)
     workers = await rig.workers()
-    assert (await applier.apply(saying(1, port), rig.report)).state is State.SUCCESS
+    assert (await applier.apply(saying(1, port), rig.report)).state is VersionState.SUCCESS
     assert rig.nginx.workers() == workers
 
 
 async def test_an_older_version_is_stale(rig: Rig) -> None:
     applier = await serving(rig, free_port())
     outcome = await applier.apply(saying(0, free_port()), rig.report)
-    assert (outcome.state, "stale version" in outcome.error) == (State.FAILED, True)
+    assert (outcome.state, "stale version" in outcome.error) == (VersionState.FAILED, True)
 
 
 async def test_what_nginx_refuses_to_read_never_gets_near_service(rig: Rig) -> None:
@@ -98,7 +98,7 @@ async def test_what_nginx_refuses_to_read_never_gets_near_service(rig: Rig) -> N
     update.virtual_hosts[0].custom_directives["client_max_body_size"] = "much"
     outcome = await applier.apply(update, rig.report)
     assert (outcome.state, '"client_max_body_size" directive invalid value' in outcome.error) == (
-        State.FAILED,
+        VersionState.FAILED,
         True,
     )
     assert rig.nginx.workers() == workers
@@ -111,26 +111,31 @@ async def test_what_passes_the_test_and_cannot_bind_is_rolled_back_in_nginxs_wor
     applier = await serving(rig, port)
     with taken_port() as taken:
         outcome = await applier.apply(clashing(2, port, taken, "1"), rig.report)
-    assert outcome.state is State.ROLLED_BACK
+    assert outcome.state is VersionState.ROLLED_BACK
     assert f"bind() to 127.0.0.1:{taken} failed" in outcome.error
     assert rig.releases.current() == journals.read(rig.paths.journal).live == "1-2"
     assert await rig.nginx.answering() == "1-2"
     assert await ask(port) == "1"
     assert not applier.broken
-    assert (await applier.apply(saying(3, port), rig.report)).state is State.SUCCESS
+    assert (await applier.apply(saying(3, port), rig.report)).state is VersionState.SUCCESS
     assert await ask(port) == "3"
 
 
 GOOD = [
-    Step.STAGED,
-    Step.VALIDATED,
-    Step.JOURNALED,
-    Step.SWITCHED,
-    Step.SIGNALLED,
-    Step.RELOADED,
-    Step.RECORDED,
+    StagingStep.STAGED,
+    StagingStep.VALIDATED,
+    StagingStep.JOURNALED,
+    StagingStep.SWITCHED,
+    StagingStep.SIGNALLED,
+    StagingStep.RELOADED,
+    StagingStep.RECORDED,
 ]
-BAD = [Step.REVERTING, Step.SWITCHED_BACK, f"{Step.SIGNALLED}#2", Step.RELOADED_BACK]
+BAD = [
+    StagingStep.REVERTING,
+    StagingStep.SWITCHED_BACK,
+    f"{StagingStep.SIGNALLED}#2",
+    StagingStep.RELOADED_BACK,
+]
 
 
 def victim(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -152,7 +157,7 @@ def die_at(rig: Rig, update: pb.ConfigUpdate, step: str) -> None:
 
 @pytest.mark.parametrize("step", GOOD)
 async def test_an_agent_killed_during_a_good_change_leaves_one_version_or_the_other(
-    rig: Rig, step: Step
+    rig: Rig, step: StagingStep
 ) -> None:
     port = free_port()
     applier = await serving(rig, port)
@@ -164,18 +169,18 @@ async def test_an_agent_killed_during_a_good_change_leaves_one_version_or_the_ot
     successor = rig.applier()
     await successor.open()
 
-    announced = step not in (Step.STAGED, Step.VALIDATED)
+    announced = step not in (StagingStep.STAGED, StagingStep.VALIDATED)
     assert await ask(port) == ("2" if announced else "1")
     journal = journals.read(rig.paths.journal)
-    assert (journal.phase, journal.live) == (Phase.LIVE, rig.releases.current())
+    assert (journal.phase, journal.live) == (ChangePhase.LIVE, rig.releases.current())
     assert await rig.nginx.answering() == journal.live
     assert not list(rig.paths.releases.glob("*.unfinished"))
     if announced:  # the server hears of it, though another agent did it
         assert successor.last_status is not None
-        assert (successor.last_status.version, successor.last_status.state) == (2, State.SUCCESS)
+        assert (successor.last_status.version, successor.last_status.state) == (2, VersionState.SUCCESS)
     else:  # the server asks again
         assert successor.last_status is None
-        assert (await successor.apply(saying(2, port), rig.report)).state is State.SUCCESS
+        assert (await successor.apply(saying(2, port), rig.report)).state is VersionState.SUCCESS
 
 
 @pytest.mark.parametrize("step", BAD)
@@ -190,9 +195,9 @@ async def test_an_agent_killed_while_going_back_leaves_the_old_version(rig: Rig,
         await successor.open()
     assert await ask(port) == "1"
     journal = journals.read(rig.paths.journal)
-    assert (journal.phase, journal.live, rig.releases.current()) == (Phase.LIVE, "1-2", "1-2")
+    assert (journal.phase, journal.live, rig.releases.current()) == (ChangePhase.LIVE, "1-2", "1-2")
     assert successor.last_status is not None
-    assert (successor.last_status.version, successor.last_status.state) == (2, State.ROLLED_BACK)
+    assert (successor.last_status.version, successor.last_status.state) == (2, VersionState.ROLLED_BACK)
     assert "bind()" in successor.last_status.error
 
 
@@ -217,7 +222,7 @@ async def test_an_nginx_that_was_killed_is_started_again_on_what_it_served(rig: 
         await asyncio.sleep(0.01)
     outcome = await applier.revive()
     assert outcome is not None
-    assert outcome.state is State.SUCCESS, outcome.error
+    assert outcome.state is VersionState.SUCCESS, outcome.error
     assert await ask(port) == "1"
     assert await applier.revive() is None
 
@@ -225,13 +230,13 @@ async def test_an_nginx_that_was_killed_is_started_again_on_what_it_served(rig: 
 async def test_an_nginx_that_was_stopped_on_purpose_stays_so_until_it_is_restarted(rig: Rig) -> None:
     port = free_port()
     applier = await serving(rig, port)
-    assert (await applier.stop(graceful=True, within_seconds=60.0)).state is State.SUCCESS
+    assert (await applier.stop(graceful=True, within_seconds=60.0)).state is VersionState.SUCCESS
     assert rig.nginx.master() is None
     successor = rig.applier()
     await successor.open()
     assert await successor.revive() is None
     assert "stopped" in (await successor.apply(saying(2, port), rig.report)).error
-    assert (await successor.restart(force=False, within_seconds=60.0)).state is State.SUCCESS
+    assert (await successor.restart(force=False, within_seconds=60.0)).state is VersionState.SUCCESS
     assert await ask(port) == "1"
 
 
@@ -247,7 +252,7 @@ async def test_somebody_elses_nginx_is_signalled_and_never_started(rig: Rig) -> 
     async with asyncio.timeout(60):
         while rig.nginx.master() is None:  # which goes to the background before it says its number
             await asyncio.sleep(0.01)
-    assert (await applier.apply(saying(1, port), rig.report)).state is State.SUCCESS
+    assert (await applier.apply(saying(1, port), rig.report)).state is VersionState.SUCCESS
     assert await ask(port) == "1"
     assert "nobody started it" in (await applier.restart(force=True, within_seconds=0.3)).error
     assert await applier.revive() is None
@@ -331,7 +336,7 @@ async def test_ten_thousand_requests_across_twenty_reloads_all_succeed(rig: Rig)
     async with Load(port) as load:
         await load.answered("1")
         for version in range(2, 22):
-            assert (await applier.apply(saying(version, port), rig.report)).state is State.SUCCESS
+            assert (await applier.apply(saying(version, port), rig.report)).state is VersionState.SUCCESS
             await load.answered(str(version))
         await load.reach(10_000)
     assert load.failures == []
@@ -359,12 +364,16 @@ async def test_a_certificate_is_replaced_under_load_without_a_failed_request(
     port, ca = free_port(), ThrowawayCa()
     applier = rig.applier()
     await applier.open()
-    assert (await applier.apply(secured(1, port, tmp_path / "1", ca), rig.report)).state is State.SUCCESS
+    assert (
+        await applier.apply(secured(1, port, tmp_path / "1", ca), rig.report)
+    ).state is VersionState.SUCCESS
     trust = ssl.create_default_context(cadata=ca.pem.decode())
     before = _serial(port, trust)
     async with Load(port, clients=2, tls=trust) as load:
         await load.reach(50)
-        assert (await applier.apply(secured(2, port, tmp_path / "2", ca), rig.report)).state is State.SUCCESS
+        assert (
+            await applier.apply(secured(2, port, tmp_path / "2", ca), rig.report)
+        ).state is VersionState.SUCCESS
         after = await asyncio.to_thread(_serial, port, trust)
         await load.reach(len(load.answers) + 50)
     assert load.failures == []
@@ -388,12 +397,14 @@ async def test_a_certificate_that_does_not_fit_its_key_leaves_the_old_one_in_ser
     port, ca = free_port(), ThrowawayCa()
     applier = rig.applier()
     await applier.open()
-    assert (await applier.apply(secured(1, port, tmp_path / "1", ca), rig.report)).state is State.SUCCESS
+    assert (
+        await applier.apply(secured(1, port, tmp_path / "1", ca), rig.report)
+    ).state is VersionState.SUCCESS
     broken = secured(2, port, tmp_path / "2", ca)
     other = secured(2, port, tmp_path / "3", ca)
     broken.certificates["cert-1"].private_key_pem = other.certificates["cert-1"].private_key_pem
     outcome = await applier.apply(broken, rig.report)
-    assert outcome.state is State.SUCCESS
+    assert outcome.state is VersionState.SUCCESS
     assert list(outcome.set_aside) == ["certificate/cert-1"]
     assert "key values mismatch" in outcome.set_aside["certificate/cert-1"]
     trust = ssl.create_default_context(cadata=ca.pem.decode())

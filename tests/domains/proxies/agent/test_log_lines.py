@@ -7,7 +7,7 @@ import json
 import msgspec
 
 from fleetplane.domains.proxies.agent.reports.log_lines import (
-    Traffic,
+    LoggedTraffic,
     access_entry,
     entry_id,
     error_entry,
@@ -67,7 +67,7 @@ def test_a_line_has_the_same_id_whenever_it_is_sent() -> None:
 
 
 def test_requests_add_up() -> None:
-    traffic = Traffic()
+    traffic = LoggedTraffic()
     for status in ("200", "204", "502", "-"):
         request = parse_request(json.dumps({**LINE, "status": status}).encode())
         assert request is not None
@@ -75,4 +75,4 @@ def test_requests_add_up() -> None:
     assert traffic.responses == {"2xx h1": 2, "5xx h1": 1, "other h1": 1}
     assert (traffic.request_bytes, traffic.response_bytes, sum(traffic.durations)) == (536, 620, 4)
     assert read_traffic(msgspec.json.encode(traffic).decode()) == traffic
-    assert read_traffic("") == Traffic()
+    assert read_traffic("") == LoggedTraffic()

@@ -9,20 +9,20 @@ import pytest
 
 from fleetplane.domains.proxies.agent.observing import configuration
 from fleetplane.domains.proxies.agent.observing.configuration import (
-    Configuration,
+    ObservedConfiguration,
     ReadingPolicy,
     StatusPage,
     read_configuration,
 )
-from fleetplane.domains.proxies.agent.observing.observed import Built
-from fleetplane.domains.proxies.agent.observing.origin import Origin, Place, arguments_of, find
+from fleetplane.domains.proxies.agent.observing.observed import BuiltPaths
+from fleetplane.domains.proxies.agent.observing.origin import NginxOrigin, Origin, arguments_of, find
 from fleetplane.domains.proxies.nginx import reading
 from fleetplane.domains.proxies.nginx.blocks import Node
 
 KEY = "-----BEGIN EC PRIVATE KEY-----\nMHcCAQ\n-----END EC PRIVATE KEY-----\n"
 
 
-def looked_at(folder: Path, text: str, **files: str) -> Configuration:
+def looked_at(folder: Path, text: str, **files: str) -> ObservedConfiguration:
     own = folder / "nginx"
     own.mkdir(exist_ok=True)
     for name, content in files.items():
@@ -170,7 +170,7 @@ def test_the_running_nginx_is_the_one_of_its_configuration(tmp_path: Path) -> No
     def found(title: str, config: str) -> Origin | None:
         (own / "cmdline").write_bytes(title.encode() + b"\0")
         default = Path("/etc/nginx/nginx.conf")
-        place = Place(program=Path("/usr/sbin/nginx"), config=Path(config), default_config=default)
+        place = NginxOrigin(program=Path("/usr/sbin/nginx"), config=Path(config), default_config=default)
         return find(place, pid, {80, 443, 8080}, proc=tmp_path)
 
     origin = found("nginx: master process /usr/sbin/nginx", "/etc/nginx/nginx.conf")
@@ -184,5 +184,7 @@ def test_the_running_nginx_is_the_one_of_its_configuration(tmp_path: Path) -> No
 
 
 def test_a_program_tells_where_it_was_built_to_look() -> None:
-    told = Built.parse("configure arguments: --prefix=/usr/share/nginx --conf-path=/etc/nginx/nginx.conf")
+    told = BuiltPaths.parse(
+        "configure arguments: --prefix=/usr/share/nginx --conf-path=/etc/nginx/nginx.conf"
+    )
     assert (told.config, told.pid) == (Path("/etc/nginx/nginx.conf"), Path("/usr/share/nginx/logs/nginx.pid"))

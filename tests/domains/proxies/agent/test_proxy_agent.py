@@ -20,13 +20,13 @@ from support.proxies.nginx_rig import STEADY_SECONDS, Backend, Rig, backend, hos
 from support.proxies.proxy_server_double import AGENT_ID, TOKEN, ProxyServerDouble, until
 from support.shared.free_ports import free_port
 
-from fleetplane.domains.proxies.agent.agent import AgentPolicy, ProxyAgent
+from fleetplane.domains.proxies.agent.agent import ProxyAgent, ProxyAgentPolicy
 from fleetplane.domains.proxies.agent.assembly import Tuning, assemble
 from fleetplane.domains.proxies.agent.credential import CredentialFile
 from fleetplane.domains.proxies.agent.nginx import change_journal as journals
-from fleetplane.domains.proxies.agent.nginx.change_journal import Phase
+from fleetplane.domains.proxies.agent.nginx.change_journal import ChangePhase
 from fleetplane.domains.proxies.agent.nginx.confinement import Confinement
-from fleetplane.domains.proxies.agent.nginx.staging import Step
+from fleetplane.domains.proxies.agent.nginx.staging import StagingStep
 from fleetplane.domains.proxies.agent.reports.log_shipping import ShippingPolicy
 from fleetplane.domains.proxies.agent.reports.prober import ProberPolicy
 from fleetplane.domains.proxies.agent.server_address import ServerAddress
@@ -37,7 +37,7 @@ from fleetplane.kernel.errors import SettingsError
 
 QUICK = Backoff(first_seconds=0.05, ceiling_seconds=0.2)
 TUNING = Tuning(
-    agent=AgentPolicy(
+    agent=ProxyAgentPolicy(
         backoff=QUICK,
         spread_seconds=0.0,
         refused_seconds=0.2,
@@ -60,7 +60,7 @@ def make(
     *,
     token: str = TOKEN,
     tuning: Tuning = TUNING,
-    witness: Callable[[Step], None] = lambda _: None,
+    witness: Callable[[StagingStep], None] = lambda _: None,
     confinement: Confinement | None = None,
 ) -> ProxyAgent:
     return assemble(
@@ -396,7 +396,7 @@ async def _until_answered_by(port: int, names: set[str]) -> None:
 
 def _settled(rig: Rig) -> bool:
     journal = journals.read(rig.paths.journal)
-    return journal.phase is Phase.LIVE and journal.live == rig.releases.current()
+    return journal.phase is ChangePhase.LIVE and journal.live == rig.releases.current()
 
 
 def _upstreams(rig: Rig) -> str:
@@ -413,9 +413,9 @@ async def test_a_disk_that_is_full_in_the_middle_of_a_change_costs_neither_agent
     rig: Rig, server: ProxyServerDouble
 ) -> None:
     port = free_port()
-    faults = [Step.RELOADED]
+    faults = [StagingStep.RELOADED]
 
-    def witness(step: Step) -> None:
+    def witness(step: StagingStep) -> None:
         if step in faults and rig.releases.current().startswith("2-"):
             faults.remove(step)
             raise OSError(28, "No space left on device")

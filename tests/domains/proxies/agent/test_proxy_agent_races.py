@@ -16,19 +16,19 @@ import pytest
 import structlog
 
 from fleetplane.domains.proxies.agent import agent as agents
-from fleetplane.domains.proxies.agent.agent import AgentPolicy, ProxyAgent
+from fleetplane.domains.proxies.agent.agent import ProxyAgent, ProxyAgentPolicy
 from fleetplane.domains.proxies.agent.commands import REMEMBERED, WAITING_LIMIT, CommandHandler
 from fleetplane.domains.proxies.agent.credential import Credential, CredentialFile
 from fleetplane.domains.proxies.agent.nginx import processes
-from fleetplane.domains.proxies.agent.nginx.applier import Applier, ApplyOutcome
-from fleetplane.domains.proxies.agent.nginx.change_journal import State, Status
-from fleetplane.domains.proxies.agent.nginx.confirmation import Confirmed, Worker
+from fleetplane.domains.proxies.agent.nginx.applier import ApplyOutcome, VersionApplier
+from fleetplane.domains.proxies.agent.nginx.change_journal import VersionState, VersionStatus
+from fleetplane.domains.proxies.agent.nginx.confirmation import Confirmed, NginxWorker
 from fleetplane.domains.proxies.agent.nginx.control import Nginx
 from fleetplane.domains.proxies.agent.nginx.processes import Master
-from fleetplane.domains.proxies.agent.observing.takeover import Phase, Takeover
+from fleetplane.domains.proxies.agent.observing.takeover import Takeover, TakeoverPhase
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.kernel.clock import SystemClock
-from fleetplane.node.connection import Attempt
+from fleetplane.node.connection import ConnectionAttempt
 from fleetplane.sim.clock import VirtualClock
 
 OLD = Credential(agent_id="a", key_pem="key", certificate_pem="old")
@@ -52,7 +52,7 @@ def make(folder: Path, **parts: Any) -> ProxyAgent:
         enroller=parts.get("enroller"),
         clock=SystemClock(),
         log=structlog.get_logger(),
-        policy=AgentPolicy(drift_seconds=0.0, repair_drift=True),
+        policy=ProxyAgentPolicy(drift_seconds=0.0, repair_drift=True),
     )
 
 
@@ -92,7 +92,7 @@ async def test_a_release_that_is_replaced_while_it_is_looked_at_has_not_drifted(
 
     async def repair() -> ApplyOutcome:
         repaired.append(applier.live)
-        return ApplyOutcome(state=State.SUCCESS)
+        return ApplyOutcome(state=VersionState.SUCCESS)
 
     applier = SimpleNamespace(live=SimpleNamespace(name="1-1"), repair=repair)
     files, observer, told = Drifting(), Judged(), list[str]()
@@ -115,7 +115,7 @@ async def test_a_release_that_is_replaced_while_it_is_looked_at_has_not_drifted(
 async def test_an_agent_that_ends_while_it_rotates_a_log_has_nginx_reopen_it(tmp_path: Path) -> None:
     signals, begun, go = list[signal.Signals](), threading.Event(), threading.Event()
     site = SimpleNamespace(paths=SimpleNamespace(journal=tmp_path / "journal"))
-    applier = Applier(
+    applier = VersionApplier(
         nginx=cast("Any", SimpleNamespace(site=site, signal=signals.append)),
         releases=cast("Any", SimpleNamespace(make_logs=(tmp_path / "made").touch)),
         clock=SystemClock(),
@@ -156,7 +156,7 @@ async def test_an_nginx_that_says_its_number_late_is_waited_for(
 
     monkeypatch.setattr(Nginx, "answering", answering)
     monkeypatch.setattr(Nginx, "master", lambda _self: masters[0] if masters else None)
-    monkeypatch.setattr(processes, "workers", lambda _master: frozenset({Worker(8, 1)}))
+    monkeypatch.setattr(processes, "workers", lambda _master: frozenset({NginxWorker(8, 1)}))
     starting = asyncio.create_task(Nginx(site(tmp_path, "/bin/true"), clock).start("1-1"))
     await until(lambda: clock.sleepers)
     await clock.advance(5.0)
@@ -221,7 +221,7 @@ async def test_a_certificate_that_is_renewed_while_the_old_one_registers_is_kept
     monkeypatch.setattr(agents, "Session", HeldSession)
     agent = make(tmp_path)
     agent._credential = agent._shown = OLD
-    serving = asyncio.create_task(agent._serve(Attempt(SystemClock())))
+    serving = asyncio.create_task(agent._serve(ConnectionAttempt(SystemClock())))
     await asyncio.sleep(0)  # the session has begun, with the old one
     agent._file.store(NEW)
     agent._credential = NEW
@@ -288,7 +288,7 @@ async def test_a_take_over_whose_way_back_fails_ends_and_is_gone_back_from_later
         log=structlog.get_logger(),
     )
 
-    async def told(status: Status) -> None:
+    async def told(status: VersionStatus) -> None:
         raise AssertionError(status)
 
     ordered = asyncio.create_task(hands.take_over(3, "d"))
@@ -297,12 +297,12 @@ async def test_a_take_over_whose_way_back_fails_ends_and_is_gone_back_from_later
         await hands.apply(pb.ConfigUpdate(version=3), told)
     async with asyncio.timeout(60):
         outcome = await ordered
-    assert (outcome.state, "No space left" in outcome.error) == (State.FAILED, True)
-    assert (hands.expects, hands.record.phase) == (False, Phase.TAKING_OVER)
+    assert (outcome.state, "No space left" in outcome.error) == (VersionState.FAILED, True)
+    assert (hands.expects, hands.record.phase) == (False, TakeoverPhase.TAKING_OVER)
     applier.full = False
     async with asyncio.timeout(60):
         await hands.recover()
-    assert hands.record.phase is Phase.OBSERVING
+    assert hands.record.phase is TakeoverPhase.OBSERVING
 
 
 class NoMaster:
@@ -327,7 +327,7 @@ async def test_nothing_is_revived_between_the_other_nginx_and_the_version_that_t
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nginx, rotating, go = NoMaster(tmp_path), threading.Event(), threading.Event()
-    applier = Applier(
+    applier = VersionApplier(
         nginx=cast("Any", nginx),
         releases=cast("Any", SimpleNamespace(make_logs=lambda: None)),
         clock=SystemClock(),
@@ -353,7 +353,7 @@ async def test_nothing_is_revived_between_the_other_nginx_and_the_version_that_t
         rotating.set()
         assert go.wait(60)
 
-    async def told(_status: Status) -> None:
+    async def told(_status: VersionStatus) -> None:
         raise OSError(5, "far enough")
 
     monkeypatch.setattr(applier, "try_out", nothing_to_say)
@@ -364,7 +364,7 @@ async def test_nothing_is_revived_between_the_other_nginx_and_the_version_that_t
     reviving = asyncio.create_task(applier.revive())
     await asyncio.sleep(0)  # it waits for the rotation
     taking = asyncio.create_task(hands.apply(pb.ConfigUpdate(version=3), told))
-    await until(lambda: hands.record.phase is Phase.TAKING_OVER)
+    await until(lambda: hands.record.phase is TakeoverPhase.TAKING_OVER)
     await asyncio.sleep(0)
     go.set()
     async with asyncio.timeout(60):
@@ -385,7 +385,7 @@ async def test_commands_that_are_refused_do_not_let_one_that_is_being_done_be_do
         assert within_seconds
         restarts.append(force)
         await go.wait()
-        return ApplyOutcome(state=State.SUCCESS)
+        return ApplyOutcome(state=VersionState.SUCCESS)
 
     answers = list[pb.Event]()
     handler = CommandHandler(

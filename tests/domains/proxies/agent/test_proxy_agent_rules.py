@@ -10,39 +10,51 @@ import grpc.aio
 import pytest
 
 from fleetplane.domains.proxies.agent.nginx import confirmation
-from fleetplane.domains.proxies.agent.nginx.change_journal import TABLE, Event, Journal, Phase, State, Status
-from fleetplane.domains.proxies.agent.nginx.confirmation import Confirmed, Look, Trial, Worker
+from fleetplane.domains.proxies.agent.nginx.change_journal import (
+    TABLE,
+    ChangeJournal,
+    ChangePhase,
+    JournalEvent,
+    VersionState,
+    VersionStatus,
+)
+from fleetplane.domains.proxies.agent.nginx.confirmation import (
+    Confirmed,
+    NginxWorker,
+    VersionTrial,
+    WorkerLook,
+)
 from fleetplane.domains.proxies.agent.nginx.stub_status import StubStatus, parse_stub_status
 from fleetplane.domains.proxies.agent.outbox import ProxyOutbox, receipt_of
-from fleetplane.domains.proxies.agent.reports.alerts import Figures, expiring
+from fleetplane.domains.proxies.agent.reports.alerts import UsageAlerts, expiring
 from fleetplane.domains.proxies.agent.reports.upstream_health import Verdicts, probes
-from fleetplane.domains.proxies.agent.server_address import Superseded, translated
+from fleetplane.domains.proxies.agent.server_address import TokenSuperseded, translated
 from fleetplane.domains.proxies.agent.updates import Updates
 from fleetplane.domains.proxies.nginx.foreign import foreign_fault, text_to_test
 from fleetplane.domains.proxies.nginx.paths import ANYWHERE
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.kernel.errors import IntegrityError
-from fleetplane.node.link import LinkLost, Refused
+from fleetplane.node.link import LinkLost, ServerRefused
 
-OLD = frozenset({Worker(10, 1), Worker(11, 1)})
-NEW = frozenset({Worker(20, 2), Worker(21, 2)})
+OLD = frozenset({NginxWorker(10, 1), NginxWorker(11, 1)})
+NEW = frozenset({NginxWorker(20, 2), NginxWorker(21, 2)})
 MASTER = 9
 
 
 # The journal.
 
 
-def journal_in(phase: Phase) -> Journal:
-    return Journal(phase=phase, live="1-1", target="" if phase is Phase.LIVE else "2-2", serial=2)
+def journal_in(phase: ChangePhase) -> ChangeJournal:
+    return ChangeJournal(phase=phase, live="1-1", target="" if phase is ChangePhase.LIVE else "2-2", serial=2)
 
 
-@pytest.mark.parametrize(("phase", "event"), list(itertools.product(Phase, Event)))
-def test_a_change_takes_the_steps_of_the_table_and_no_others(phase: Phase, event: Event) -> None:
+@pytest.mark.parametrize(("phase", "event"), list(itertools.product(ChangePhase, JournalEvent)))
+def test_a_change_takes_the_steps_of_the_table_and_no_others(phase: ChangePhase, event: JournalEvent) -> None:
     journal = journal_in(phase)
     steps = {
-        Event.BEGUN: lambda: journal.begin("2-2"),
-        Event.CONFIRMED: lambda: journal.confirm(None),
-        Event.FAILED: lambda: journal.fail("why"),
+        JournalEvent.BEGUN: lambda: journal.begin("2-2"),
+        JournalEvent.CONFIRMED: lambda: journal.confirm(None),
+        JournalEvent.FAILED: lambda: journal.fail("why"),
     }
     if (phase, event) in TABLE:
         assert steps[event]().phase is TABLE[phase, event]
@@ -52,7 +64,7 @@ def test_a_change_takes_the_steps_of_the_table_and_no_others(phase: Phase, event
 
 
 def test_only_a_confirmed_release_is_ever_trusted() -> None:
-    tried = Journal(live="1-1").begin("2-2")
+    tried = ChangeJournal(live="1-1").begin("2-2")
     assert tried.live == "1-1"
     assert tried.confirm(None).live == "2-2"
 
@@ -65,14 +77,16 @@ def test_only_a_confirmed_release_is_ever_trusted() -> None:
 # Confirmation.
 
 
-def trial() -> Trial:
-    return Trial(
+def trial() -> VersionTrial:
+    return VersionTrial(
         release="2-2", before=OLD, master=MASTER, started=0.0, steady_seconds=0.5, limit_seconds=10.0
     )
 
 
-def look(now: float, *, answer: str | None = "2-2", workers: frozenset[Worker] = NEW, log: str = "") -> Look:
-    return Look(now=now, answer=answer, workers=workers, running=True, log=[log] if log else [])
+def look(
+    now: float, *, answer: str | None = "2-2", workers: frozenset[NginxWorker] = NEW, log: str = ""
+) -> WorkerLook:
+    return WorkerLook(now=now, answer=answer, workers=workers, running=True, log=[log] if log else [])
 
 
 def line(words: str, *, level: str = "emerg", pid: int = MASTER) -> str:
@@ -97,10 +111,10 @@ def test_an_old_worker_that_still_answers_starts_the_wait_anew() -> None:
 
 
 def test_going_back_is_not_confirmed_by_workers_that_never_left() -> None:
-    back = Trial(release="1-1", before=OLD, master=MASTER, started=0.0, limit_seconds=3.0)
+    back = VersionTrial(release="1-1", before=OLD, master=MASTER, started=0.0, limit_seconds=3.0)
     for tenths in range(30):
         assert back.observe(look(tenths / 10, answer="1-1", workers=OLD)) is None
-    assert isinstance(back.observe(look(3.1, answer="1-1", workers=OLD)), confirmation.Refused)
+    assert isinstance(back.observe(look(3.1, answer="1-1", workers=OLD)), confirmation.RefusedVersion)
 
 
 def test_time_in_which_nobody_looked_is_not_held_against_a_release() -> None:
@@ -110,7 +124,7 @@ def test_time_in_which_nobody_looked_is_not_held_against_a_release() -> None:
     assert one.observe(look(60.5)) == Confirmed()
     other = trial()
     looks = (other.observe(look(second, answer=None)) for second in range(12))
-    assert [isinstance(found, confirmation.Refused) for found in looks] == [False] * 11 + [True]
+    assert [isinstance(found, confirmation.RefusedVersion) for found in looks] == [False] * 11 + [True]
 
 
 def test_a_port_that_cannot_be_bound_is_final_only_when_nginx_gives_up() -> None:
@@ -118,7 +132,7 @@ def test_a_port_that_cannot_be_bound_is_final_only_when_nginx_gives_up() -> None
     failed = line("bind() to 0.0.0.0:80 failed (98: Address already in use)")
     assert watching.observe(look(0.1, answer="1-1", workers=OLD, log=failed)) is None
     verdict = watching.observe(look(2.5, answer="1-1", workers=OLD, log=line("still could not bind()")))
-    assert verdict == confirmation.Refused(
+    assert verdict == confirmation.RefusedVersion(
         "[emerg] bind() to 0.0.0.0:80 failed (98: Address already in use); [emerg] still could not bind()"
     )
 
@@ -135,12 +149,12 @@ def test_a_port_that_cannot_be_bound_is_final_only_when_nginx_gives_up() -> None
     ],
 )
 def test_what_in_the_log_ends_a_trial(words: str, fatal: bool) -> None:
-    assert isinstance(trial().observe(look(0.0, log=words)), confirmation.Refused) is fatal
+    assert isinstance(trial().observe(look(0.0, log=words)), confirmation.RefusedVersion) is fatal
 
 
 def test_an_nginx_that_died_confirms_nothing() -> None:
-    gone = Look(now=0.0, answer=None, workers=frozenset(), running=False)
-    assert trial().observe(gone) == confirmation.Refused("NGINX is gone")
+    gone = WorkerLook(now=0.0, answer=None, workers=frozenset(), running=False)
+    assert trial().observe(gone) == confirmation.RefusedVersion("NGINX is gone")
 
 
 # Health of upstream servers.
@@ -208,7 +222,7 @@ def test_a_probe_cannot_be_made_to_send_a_second_request() -> None:
 
 
 def test_an_alert_stays_until_the_figure_is_clearly_lower() -> None:
-    figures = Figures()
+    figures = UsageAlerts()
     assert figures.judge({"cpu_high": 79.0}) == []
     assert [alert.severity for alert in figures.judge({"cpu_high": 85.0})] == ["warning"]
     assert [alert.severity for alert in figures.judge({"cpu_high": 76.0})] == ["warning"]
@@ -238,15 +252,15 @@ def version(number: int) -> pb.ConfigUpdate:
 
 
 async def test_of_several_updates_the_newest_is_next_and_the_others_are_told() -> None:
-    told: list[Status] = []
+    told: list[VersionStatus] = []
     updates = Updates(told.append)
     for number in (1, 3, 2):
         updates.offer(version(number))
 
     assert (await updates.next()).version == 3
     assert [(status.version, status.state, status.error) for status in told] == [
-        (1, State.FAILED, "superseded by version 3"),
-        (2, State.FAILED, "superseded by version 3"),
+        (1, VersionState.FAILED, "superseded by version 3"),
+        (2, VersionState.FAILED, "superseded by version 3"),
     ]
 
 
@@ -345,8 +359,8 @@ def test_an_agent_whose_stream_was_taken_over_does_not_hurry() -> None:
     def ended(code: grpc.StatusCode) -> grpc.aio.AioRpcError:
         return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), "so")
 
-    assert isinstance(translated(ended(grpc.StatusCode.ABORTED)), Superseded)
-    assert isinstance(translated(ended(grpc.StatusCode.UNAUTHENTICATED)), Refused)
+    assert isinstance(translated(ended(grpc.StatusCode.ABORTED)), TokenSuperseded)
+    assert isinstance(translated(ended(grpc.StatusCode.UNAUTHENTICATED)), ServerRefused)
     assert type(translated(ended(grpc.StatusCode.UNAVAILABLE))) is LinkLost
 
 

@@ -13,20 +13,20 @@ from hypothesis import strategies as st
 from support.proxies.nginx_rig import Rig, host, state_folder
 from support.shared.free_ports import free_port
 
-from fleetplane.domains.proxies.agent.nginx.applier import Applier
-from fleetplane.domains.proxies.agent.nginx.change_journal import State
+from fleetplane.domains.proxies.agent.nginx.applier import VersionApplier
+from fleetplane.domains.proxies.agent.nginx.change_journal import VersionState
 from fleetplane.domains.proxies.agent.nginx.http_get import get_unix
 from fleetplane.domains.proxies.nginx import judging
 from fleetplane.domains.proxies.nginx.blocks import Directive
 from fleetplane.domains.proxies.nginx.checksum import checksum
 from fleetplane.domains.proxies.nginx.paths import ANYWHERE
 from fleetplane.domains.proxies.nginx.quoting import Unrenderable, argument, split_arguments
-from fleetplane.domains.proxies.nginx.table import Context
+from fleetplane.domains.proxies.nginx.table import DirectiveContext
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 
 
 def custom(directives: dict[str, str]) -> list[Directive]:
-    return judging.raw(directives, {Context.LOCATION}, ANYWHERE, where="here")
+    return judging.raw(directives, {DirectiveContext.LOCATION}, ANYWHERE, where="here")
 
 
 HOSTILE = [
@@ -69,7 +69,7 @@ class Echo:
     def __init__(self, folder: Path) -> None:
         self._rig = Rig(folder)
         self._runner = asyncio.Runner()
-        self._applier: Applier = self._rig.applier()
+        self._applier: VersionApplier = self._rig.applier()
         self._runner.run(self._applier.open())
         self._version = 0
 
@@ -93,7 +93,7 @@ class Echo:
         ]
         update = pb.ConfigUpdate(version=self._version, virtual_hosts=[host(port, *locations)])
         outcome = await self._applier.apply(update, self._rig.report)
-        assert outcome.state is State.SUCCESS, outcome.error
+        assert outcome.state is VersionState.SUCCESS, outcome.error
         return [await self._ask(port, number) for number in range(len(texts))]
 
     async def _ask(self, port: int, number: int) -> str:

@@ -16,7 +16,7 @@ from support.shared.free_ports import free_port
 from support.shared.throwaway_ca import ThrowawayCa
 
 from fleetplane.domains.proxies import wire
-from fleetplane.domains.proxies.agent.nginx.change_journal import State
+from fleetplane.domains.proxies.agent.nginx.change_journal import VersionState
 from fleetplane.domains.proxies.kinds.records import VirtualHostSpec
 from fleetplane.domains.proxies.kinds.values import Location
 from fleetplane.domains.proxies.nginx.quoting import Unrenderable
@@ -229,7 +229,7 @@ async def test_tls_http2_headers_rewrites_and_files_are_served(rig: Rig, tmp_pat
         applier = rig.applier()
         await applier.open()
         outcome = await applier.apply(update, rig.report)
-        assert outcome.state is State.SUCCESS, outcome.error
+        assert outcome.state is VersionState.SUCCESS, outcome.error
         assert applier.live is not None
         assert set(applier.live.manifest.notes) == {"http3_left_out"}
 
@@ -279,7 +279,7 @@ async def test_a_challenge_is_answered_by_the_responder_even_where_all_else_is_r
         virtual.custom_directives["return"] = "301 https://$host$request_uri"
         for version, update in enumerate([pb.ConfigUpdate(), pb.ConfigUpdate(virtual_hosts=[virtual])], 1):
             update.version = version
-            assert (await applier.apply(update, rig.report)).state is State.SUCCESS
+            assert (await applier.apply(update, rig.report)).state is VersionState.SUCCESS
             base, there = f"http://127.0.0.1:{port}", {"host": "a.test"}
             async with httpx.AsyncClient() as client:  # a worker of before may end a connection of before
                 answer = await client.get(f"{base}/.well-known/acme-challenge/x", headers=there)
@@ -311,7 +311,7 @@ async def test_server_sent_events_pass_as_they_come_where_that_is_asked_for(
     sent.version = 1
     applier = rig.applier()
     await applier.open()
-    assert (await applier.apply(sent, rig.report)).state is State.SUCCESS
+    assert (await applier.apply(sent, rig.report)).state is VersionState.SUCCESS
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"GET / HTTP/1.1\r\nHost: a.test\r\nConnection: close\r\n\r\n")
     try:
@@ -334,6 +334,6 @@ async def test_a_name_that_is_given_twice_never_reaches_nginx_as_a_mere_warning(
     update.virtual_hosts.append(update.virtual_hosts[0])
     update.virtual_hosts[1].id = "h2"
     outcome = await applier.apply(update, rig.report)
-    assert outcome.state is State.SUCCESS
+    assert outcome.state is VersionState.SUCCESS
     assert list(outcome.set_aside) == ["virtual_host/h2"]
     assert "conflicting server name" in outcome.set_aside["virtual_host/h2"]

@@ -17,8 +17,8 @@ from support.shared.free_ports import free_port
 
 from fleetplane.domains.proxies.agent.nginx import change_journal as journals
 from fleetplane.domains.proxies.agent.nginx import parts
-from fleetplane.domains.proxies.agent.nginx.applier import Applier
-from fleetplane.domains.proxies.agent.nginx.change_journal import Journal, State
+from fleetplane.domains.proxies.agent.nginx.applier import VersionApplier
+from fleetplane.domains.proxies.agent.nginx.change_journal import ChangeJournal, VersionState
 from fleetplane.domains.proxies.nginx.checksum import checksum
 from fleetplane.domains.proxies.nginx.rendering import render
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
@@ -63,7 +63,7 @@ def bad(one: pb.VirtualHost) -> pb.VirtualHost:
     return made
 
 
-async def opened(rig: Rig) -> Applier:
+async def opened(rig: Rig) -> VersionApplier:
     applier = rig.applier()
     await applier.open()
     return applier
@@ -74,7 +74,7 @@ async def test_a_bad_host_is_set_aside_with_nginxs_words_and_the_others_go_live(
     good = words("good", port, identity="h1", name="a.test")
     wrong = bad(words("wrong", port, identity="h2", name="b.test"))
     outcome = await applier.apply(update(1, wrong, good), rig.report)
-    assert outcome.state is State.SUCCESS
+    assert outcome.state is VersionState.SUCCESS
     assert list(outcome.set_aside) == ["virtual_host/h2"]
     said = outcome.set_aside["virtual_host/h2"]
     assert said.startswith("[emerg] pcre"), "without moments and numbers that differ each time"
@@ -98,10 +98,10 @@ async def test_a_host_that_was_good_is_served_on_in_its_former_form(rig: Rig) ->
         words("one", port, identity="h1", name="a.test"),
         words("two", port, identity="h2", name="b.test"),
     ]
-    assert (await applier.apply(update(1, *first), rig.report)).state is State.SUCCESS
+    assert (await applier.apply(update(1, *first), rig.report)).state is VersionState.SUCCESS
     changed = [words("new", port, identity="h1", name="a.test"), bad(first[1])]
     outcome = await applier.apply(update(2, *changed), rig.report)
-    assert (outcome.state, list(outcome.set_aside)) == (State.SUCCESS, ["virtual_host/h2"])
+    assert (outcome.state, list(outcome.set_aside)) == (VersionState.SUCCESS, ["virtual_host/h2"])
     assert await ask(port) == "200 new"
     assert await ask(port, "b.test") == "200 two"
 
@@ -109,16 +109,16 @@ async def test_a_host_that_was_good_is_served_on_in_its_former_form(rig: Rig) ->
     renamed = bad(words("two", port, identity="h2", name="c.test"))
     third = [changed[0], renamed, words("three", port, identity="h3", name="b.test")]
     outcome = await applier.apply(update(3, *third), rig.report)
-    assert (outcome.state, list(outcome.set_aside)) == (State.SUCCESS, ["virtual_host/h2"])
+    assert (outcome.state, list(outcome.set_aside)) == (VersionState.SUCCESS, ["virtual_host/h2"])
     assert await ask(port, "b.test") == "200 three"
 
 
 async def test_a_version_of_which_nothing_new_can_be_served_has_failed(rig: Rig) -> None:
     port, applier = free_port(), await opened(rig)
     first = words("one", port, identity="h1", name="a.test")
-    assert (await applier.apply(update(1, first), rig.report)).state is State.SUCCESS
+    assert (await applier.apply(update(1, first), rig.report)).state is VersionState.SUCCESS
     outcome = await applier.apply(update(2, bad(first)), rig.report)
-    assert (outcome.state, "conf.d/host-h1.conf:" in outcome.error) == (State.FAILED, True)
+    assert (outcome.state, "conf.d/host-h1.conf:" in outcome.error) == (VersionState.FAILED, True)
     assert await ask(port) == "200 one"
     assert applier.live is not None
     assert applier.live.manifest.version == 1
@@ -130,7 +130,7 @@ async def test_hosts_of_an_upstream_whose_name_is_not_resolved_wait_and_return(r
     good = words("good", port, identity="h1", name="a.test")
     nowhere = upstream("fleetplane-test.invalid:80")
     outcome = await applier.apply(update(1, good, proxied, upstreams=(nowhere,)), rig.report)
-    assert outcome.state is State.SUCCESS
+    assert outcome.state is VersionState.SUCCESS
     assert sorted(outcome.set_aside) == ["upstream/u1", "virtual_host/h2"]
     assert "host not found in upstream" in outcome.set_aside["virtual_host/h2"]
     assert await ask(port) == "200 good"
@@ -138,14 +138,17 @@ async def test_hosts_of_an_upstream_whose_name_is_not_resolved_wait_and_return(r
     # Sent again it is tried again, and while that gets nowhere NGINX is not touched.
     workers = await rig.workers()
     again = await applier.apply(update(1, good, proxied, upstreams=(nowhere,)), rig.report)
-    assert (again.state, sorted(again.set_aside)) == (State.SUCCESS, ["upstream/u1", "virtual_host/h2"])
+    assert (again.state, sorted(again.set_aside)) == (
+        VersionState.SUCCESS,
+        ["upstream/u1", "virtual_host/h2"],
+    )
     assert rig.nginx.workers() == workers
 
     async with backend("behind") as one:
         outcome = await applier.apply(
             update(2, good, proxied, upstreams=(upstream(one.address),)), rig.report
         )
-        assert (outcome.state, dict(outcome.set_aside)) == (State.SUCCESS, {})
+        assert (outcome.state, dict(outcome.set_aside)) == (VersionState.SUCCESS, {})
         assert await ask(port, "b.test") == "200 behind"
 
 
@@ -162,7 +165,9 @@ async def test_a_name_in_service_that_is_not_resolved_any_more_is_served_on_and_
         proxied = host(port, location, identity="h2", name="b.test")
         groups = (upstream(named),) if by_upstream else ()
         file = "upstream-u1" if by_upstream else "host-h2"
-        assert (await applier.apply(update(1, proxied, upstreams=groups), rig.report)).state is State.SUCCESS
+        assert (
+            await applier.apply(update(1, proxied, upstreams=groups), rig.report)
+        ).state is VersionState.SUCCESS
         assert await ask(port, "b.test") == "200 behind"
 
         # From now on NGINX does not find the name, as far as its test goes.
@@ -178,7 +183,7 @@ async def test_a_name_in_service_that_is_not_resolved_any_more_is_served_on_and_
         good = words("good", port, identity="h1", name="a.test")
         asked = update(2, proxied, good, upstreams=groups)
         outcome = await applier.apply(asked, rig.report)
-        assert outcome.state is State.SUCCESS
+        assert outcome.state is VersionState.SUCCESS
         assert list(outcome.set_aside) == ["upstream/u1" if by_upstream else "virtual_host/h2"]
         assert await ask(port) == "200 good"
         assert await ask(port, "b.test") == "200 behind", "at the address where it was found before"
@@ -186,15 +191,15 @@ async def test_a_name_in_service_that_is_not_resolved_any_more_is_served_on_and_
         successor = await opened(rig)
         if by_upstream:
             dead = {"u1": frozenset({named})}
-            assert (await successor.mark_down(dead)).state is State.SUCCESS
+            assert (await successor.mark_down(dead)).state is VersionState.SUCCESS
             assert (await ask(port, "b.test")).startswith("502")
-            assert (await successor.mark_down({})).state is State.SUCCESS
+            assert (await successor.mark_down({})).state is VersionState.SUCCESS
         workers = await rig.workers()
         assert (await successor.apply(asked, rig.report)).set_aside.keys() == outcome.set_aside.keys()
         assert rig.nginx.workers() == workers, "while it is not found, nothing is touched"
         monkeypatch.undo()
         outcome = await successor.apply(asked, rig.report)
-        assert (outcome.state, dict(outcome.set_aside)) == (State.SUCCESS, {})
+        assert (outcome.state, dict(outcome.set_aside)) == (VersionState.SUCCESS, {})
         assert successor.live is not None
         assert successor.live.manifest.pinned == {}
         assert await ask(port, "b.test") == "200 behind"
@@ -212,7 +217,7 @@ async def test_a_machine_that_starts_without_its_name_servers_serves_by_the_last
         rendered = render(asked, rig.site, release="4-9")
         rig.releases.stage("4-9", asked, rendered, {}, resolved={name: ["127.0.0.1"]})
         rig.releases.switch("4-9")
-        journals.write(rig.paths.journal, Journal(live="4-9", serial=9))
+        journals.write(rig.paths.journal, ChangeJournal(live="4-9", serial=9))
 
         applier = await opened(rig)
         assert not applier.broken
@@ -220,7 +225,7 @@ async def test_a_machine_that_starts_without_its_name_servers_serves_by_the_last
         assert await ask(port, "b.test") == "200 behind"
         told = applier.last_status
         assert told is not None
-        assert (told.version, told.state, list(told.set_aside)) == (4, State.SUCCESS, ["upstream/u1"])
+        assert (told.version, told.state, list(told.set_aside)) == (4, VersionState.SUCCESS, ["upstream/u1"])
         assert applier.live is not None
         assert applier.live.manifest.checksum == checksum(asked), "it is the version that was asked for"
 
@@ -231,7 +236,7 @@ async def test_a_host_whose_port_is_taken_comes_when_it_is_free_and_costs_no_rel
     with taken_port() as taken:
         late = words("late", taken, identity="h2", name="b.test")
         outcome = await applier.apply(update(1, good, late), rig.report)
-        assert (outcome.state, list(outcome.set_aside)) == (State.SUCCESS, ["virtual_host/h2"])
+        assert (outcome.state, list(outcome.set_aside)) == (VersionState.SUCCESS, ["virtual_host/h2"])
         assert f"bind() to 127.0.0.1:{taken} failed" in outcome.set_aside["virtual_host/h2"]
         assert await ask(port) == "200 good"
         assert [one.state for one in rig.statuses] == ["PENDING", "VALIDATING", "APPLYING", "SUCCESS"]
@@ -239,7 +244,7 @@ async def test_a_host_whose_port_is_taken_comes_when_it_is_free_and_costs_no_rel
         assert list((await applier.apply(update(1, good, late), rig.report)).set_aside) == ["virtual_host/h2"]
         assert rig.nginx.workers() == workers
     outcome = await applier.apply(update(1, good, late), rig.report)
-    assert (outcome.state, dict(outcome.set_aside)) == (State.SUCCESS, {})
+    assert (outcome.state, dict(outcome.set_aside)) == (VersionState.SUCCESS, {})
     assert await ask(taken, "b.test") == "200 late"
 
 
@@ -250,22 +255,22 @@ async def test_many_bad_hosts_are_found_one_by_one_and_too_many_refuse_the_whole
     wrong = [bad(words("x", port, identity=f"bad{n}", name=f"{n}.test")) for n in range(5)]
     good = words("good", port, identity="h1", name="a.test")
     outcome = await applier.apply(update(1, *wrong, good), rig.report)
-    assert (outcome.state, len(outcome.set_aside)) == (State.SUCCESS, 5)
+    assert (outcome.state, len(outcome.set_aside)) == (VersionState.SUCCESS, 5)
     assert await ask(port) == "200 good"
     monkeypatch.setattr(parts, "ROUNDS_LIMIT", 3)
     newer = words("newer", port, identity="h1", name="a.test")
     outcome = await applier.apply(update(2, *wrong, newer), rig.report)
-    assert outcome.state is State.FAILED
+    assert outcome.state is VersionState.FAILED
     assert await ask(port) == "200 good"
 
 
 async def test_a_bad_setting_of_the_whole_refuses_the_whole(rig: Rig) -> None:
     port, applier = free_port(), await opened(rig)
-    assert (await applier.apply(saying(1, port), rig.report)).state is State.SUCCESS
+    assert (await applier.apply(saying(1, port), rig.report)).state is VersionState.SUCCESS
     wrong = saying(2, port)
     wrong.global_settings.nginx_directives["keepalive_timeout"] = "no-time"
     outcome = await applier.apply(wrong, rig.report)
-    assert (outcome.state, dict(outcome.set_aside)) == (State.FAILED, {})
+    assert (outcome.state, dict(outcome.set_aside)) == (VersionState.FAILED, {})
     assert await ask(port) == "200 1"
 
 
@@ -277,7 +282,7 @@ async def test_dead_servers_are_left_out_without_bringing_back_what_was_set_asid
         wrong = bad(words("x", port, identity="h2", name="b.test"))
         outcome = await applier.apply(update(1, proxied, wrong, upstreams=(group,)), rig.report)
         assert list(outcome.set_aside) == ["virtual_host/h2"]
-        assert (await applier.mark_down({"u1": frozenset({one.address})})).state is State.SUCCESS
+        assert (await applier.mark_down({"u1": frozenset({one.address})})).state is VersionState.SUCCESS
         assert {await ask(port) for _ in range(4)} == {"200 two"}
         assert applier.live is not None
         assert list(applier.live.manifest.set_aside) == ["virtual_host/h2"]
@@ -289,12 +294,12 @@ async def test_dead_servers_are_left_out_without_bringing_back_what_was_set_asid
 async def test_a_lower_version_is_taken_from_a_server_whose_store_is_another(rig: Rig) -> None:
     port, applier = free_port(), await opened(rig)
     applier.lineage = "first"
-    assert (await applier.apply(saying(9, port), rig.report)).state is State.SUCCESS
+    assert (await applier.apply(saying(9, port), rig.report)).state is VersionState.SUCCESS
     assert "stale version" in (await applier.apply(saying(3, port), rig.report)).error
     successor = await opened(rig)
     assert "stale version" in (await successor.apply(saying(3, port), rig.report)).error, "nobody said"
     successor.lineage = "second"
-    assert (await successor.apply(saying(3, port), rig.report)).state is State.SUCCESS
+    assert (await successor.apply(saying(3, port), rig.report)).state is VersionState.SUCCESS
     assert await ask(port) == "200 3"
     assert "stale version" in (await successor.apply(saying(2, port), rig.report)).error
 

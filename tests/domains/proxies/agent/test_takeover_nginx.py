@@ -22,12 +22,12 @@ from support.proxies.nginx_rig import NGINX, Rig, host, saying
 from support.shared.throwaway_ca import ThrowawayCa
 
 from fleetplane.domains.proxies.agent.nginx import processes
-from fleetplane.domains.proxies.agent.nginx.applier import Applier, ApplyOutcome
-from fleetplane.domains.proxies.agent.nginx.change_journal import State
+from fleetplane.domains.proxies.agent.nginx.applier import ApplyOutcome, VersionApplier
+from fleetplane.domains.proxies.agent.nginx.change_journal import VersionState
 from fleetplane.domains.proxies.agent.observing import takeover as takeovers
 from fleetplane.domains.proxies.agent.observing.observed import ObservedNginx
 from fleetplane.domains.proxies.agent.observing.origin import arguments_of
-from fleetplane.domains.proxies.agent.observing.takeover import HELD, INTERRUPTED, Phase, Takeover
+from fleetplane.domains.proxies.agent.observing.takeover import HELD, INTERRUPTED, Takeover, TakeoverPhase
 from fleetplane.domains.proxies.sealed_answers import Opener
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.kernel.clock import SystemClock
@@ -53,7 +53,7 @@ class Hands:
         self.rig, self.found = rig, found
 
     async def start(self, step: Callable[[str], None] = lambda _: None) -> Takeover:
-        self.applier: Applier = self.rig.applier()
+        self.applier: VersionApplier = self.rig.applier()
         self.observed: ObservedNginx = self.found.observed()
         made = Takeover(
             applier=self.applier,
@@ -127,7 +127,7 @@ async def test_looking_on_shows_everything_and_touches_nothing(rig: Rig, found: 
     assert (await hands.applier.restart(force=False, within_seconds=1)).error == HELD
     assert (await hands.applier.stop(graceful=True, within_seconds=1)).error == HELD
     assert await hands.applier.revive() is None
-    assert takeover.record.phase is Phase.OBSERVING
+    assert takeover.record.phase is TakeoverPhase.OBSERVING
     assert (found.pid(), found.texts(), rig.nginx.master()) == (pid, before, None)
 
 
@@ -136,20 +136,20 @@ async def test_it_is_taken_over_and_given_back_as_it_was(rig: Rig, found: FoundN
     before, command = found.texts(), found.title()
     takeover = await hands.start()
     outcome = await hands.take_over(takeover, saying(1, found.port, "ours"))
-    assert (outcome.state, outcome.error) == (State.SUCCESS, "")
+    assert (outcome.state, outcome.error) == (VersionState.SUCCESS, "")
     assert (hands.says(), takeover.is_ours, found.texts()) == ("ours", True, before)
     with pytest.raises(FailedPrecondition):
         await takeover.take_over(1, "")
 
     again = await hands.start()  # an agent that is started anew goes on
     assert (again.is_ours, hands.says()) == (True, "ours")
-    assert (await again.give_back()).state is State.SUCCESS
+    assert (await again.give_back()).state is VersionState.SUCCESS
     assert (hands.says(), found.texts(), rig.nginx.master()) == ("found", before, None)
     assert found.title() == command
-    assert again.record == takeovers.Record()
+    assert again.record == takeovers.TakeoverRecord()
 
     outcome = await hands.take_over(again, saying(1, found.port, "ours"))  # the same version, once more
-    assert (outcome.state, hands.says()) == (State.SUCCESS, "ours")
+    assert (outcome.state, hands.says()) == (VersionState.SUCCESS, "ours")
 
 
 async def test_a_take_over_that_fails_leaves_the_other_serving(rig: Rig, found: FoundNginx) -> None:
@@ -160,7 +160,7 @@ async def test_a_take_over_that_fails_leaves_the_other_serving(rig: Rig, found: 
 
     bad = saying(1, found.port)
     bad.virtual_hosts[0].custom_directives["no_such_directive"] = "on"
-    assert (await hands.take_over(takeover, bad)).state is State.FAILED
+    assert (await hands.take_over(takeover, bad)).state is VersionState.FAILED
     assert (found.pid(), hands.says()) == (pid, "found")  # it was seen before anything was stopped
 
     clashing = saying(2, found.port, "ours")
@@ -168,9 +168,13 @@ async def test_a_take_over_that_fails_leaves_the_other_serving(rig: Rig, found: 
     clashing.virtual_hosts.append(host(held.sockets[0].getsockname()[1], identity="h2"))
     outcome = await hands.take_over(takeover, clashing)
     held.close()
-    assert outcome.state is State.FAILED
+    assert outcome.state is VersionState.FAILED
     assert "Address already in use" in outcome.error
-    assert (hands.says(), takeover.record.phase, rig.nginx.master()) == ("found", Phase.OBSERVING, None)
+    assert (hands.says(), takeover.record.phase, rig.nginx.master()) == (
+        "found",
+        TakeoverPhase.OBSERVING,
+        None,
+    )
     assert "Address already in use" in takeover.record.error
 
 
@@ -184,7 +188,7 @@ async def test_an_agent_that_dies_half_way_goes_back_when_it_starts(
         await hands.take_over(takeover, saying(1, found.port, "ours"))
     again = await hands.start()
     assert (hands.says(), rig.nginx.master()) == ("found", None)
-    assert again.record == takeovers.Record(error=INTERRUPTED)
+    assert again.record == takeovers.TakeoverRecord(error=INTERRUPTED)
 
 
 @pytest.mark.parametrize("step", ["stood down", "other started"])
@@ -195,7 +199,7 @@ async def test_a_return_that_was_cut_short_is_finished(rig: Rig, found: FoundNgi
     with pytest.raises(Ended):
         await takeover.give_back()
     again = await hands.start()
-    assert (hands.says(), rig.nginx.master(), again.record.phase) == ("found", None, Phase.OBSERVING)
+    assert (hands.says(), rig.nginx.master(), again.record.phase) == ("found", None, TakeoverPhase.OBSERVING)
 
 
 async def test_what_cannot_be_given_back_is_served_on(rig: Rig, found: FoundNginx) -> None:
@@ -206,11 +210,11 @@ async def test_what_cannot_be_given_back_is_served_on(rig: Rig, found: FoundNgin
     text = site.read_text()
     site.write_text("server { no_such_directive; }")  # somebody broke it meanwhile
     outcome = await takeover.give_back()
-    assert outcome.state is State.FAILED
+    assert outcome.state is VersionState.FAILED
     assert "no_such_directive" in outcome.error
     assert (hands.says(), takeover.is_ours) == ("ours", True)
     site.write_text(text)
-    assert (await takeover.give_back()).state is State.SUCCESS
+    assert (await takeover.give_back()).state is VersionState.SUCCESS
     assert hands.says() == "found"
 
 

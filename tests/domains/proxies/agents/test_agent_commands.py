@@ -9,7 +9,7 @@ import pytest
 from support.instances.agents_rig import BOSS, FakeAgent, Rig, agents_rig, until
 
 from fleetplane.domains.proxies.agents import commands as commander
-from fleetplane.domains.proxies.agents.ports import AgentOrder, Result, Verb
+from fleetplane.domains.proxies.agents.ports import AgentOrder, AgentResult, AgentVerb
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.kernel.commands import COMMAND_TARGET, Commands, state_of
 from fleetplane.kernel.errors import Unavailable
@@ -28,38 +28,38 @@ async def agent(rig: Rig) -> FakeAgent:
     return agent
 
 
-def ordered(rig: Rig, agent: FakeAgent, order: AgentOrder) -> asyncio.Task[Result]:
+def ordered(rig: Rig, agent: FakeAgent, order: AgentOrder) -> asyncio.Task[AgentResult]:
     return asyncio.create_task(
         rig.side.commander.order(rig.stored(agent.agent_id), order, actor=BOSS), name=order.verb
     )
 
 
 async def test_a_reload_ends_with_the_agents_own_words(rig: Rig, agent: FakeAgent) -> None:
-    asked = ordered(rig, agent, AgentOrder(verb=Verb.RELOAD))
+    asked = ordered(rig, agent, AgentOrder(verb=AgentVerb.RELOAD))
     command = await agent.next("command")
     assert command.reload.graceful
     await agent.answer(command.command_id, success=True, message="Nginx reloaded successfully", output="ok\n")
-    assert await asked == Result(success=True, message="Nginx reloaded successfully", output="ok\n")
+    assert await asked == AgentResult(success=True, message="Nginx reloaded successfully", output="ok\n")
 
 
 async def test_a_failure_is_an_answer_too(rig: Rig, agent: FakeAgent) -> None:
-    asked = ordered(rig, agent, AgentOrder(verb=Verb.RELOAD))
+    asked = ordered(rig, agent, AgentOrder(verb=AgentVerb.RELOAD))
     await agent.answer((await agent.next("command")).command_id, success=False, message="[emerg] no")
-    assert await asked == Result(success=False, message="[emerg] no")
+    assert await asked == AgentResult(success=False, message="[emerg] no")
 
 
 @pytest.mark.parametrize(
     ("order", "expected"),
     [
-        (AgentOrder(verb=Verb.RELOAD, graceful=False), pb.Command(reload=pb.ReloadCommand())),
-        (AgentOrder(verb=Verb.RESTART, force=True), pb.Command(restart=pb.RestartCommand(force=True))),
+        (AgentOrder(verb=AgentVerb.RELOAD, graceful=False), pb.Command(reload=pb.ReloadCommand())),
+        (AgentOrder(verb=AgentVerb.RESTART, force=True), pb.Command(restart=pb.RestartCommand(force=True))),
         (
-            AgentOrder(verb=Verb.STOP, timeout_seconds=7),
+            AgentOrder(verb=AgentVerb.STOP, timeout_seconds=7),
             pb.Command(stop=pb.StopCommand(graceful=True, timeout_seconds=7)),
         ),
-        (AgentOrder(verb=Verb.STATUS), pb.Command(get_status=pb.GetStatusCommand())),
+        (AgentOrder(verb=AgentVerb.STATUS), pb.Command(get_status=pb.GetStatusCommand())),
         (
-            AgentOrder(verb=Verb.VALIDATE, config_content="events {}"),
+            AgentOrder(verb=AgentVerb.VALIDATE, config_content="events {}"),
             pb.Command(validate_config=pb.ValidateConfigCommand(config_content="events {}")),
         ),
     ],
@@ -79,13 +79,13 @@ async def test_every_verb_arrives_with_its_options(
 async def test_an_agent_that_is_away_is_unavailable_at_once(rig: Rig) -> None:
     away = await rig.agent("away")
     with pytest.raises(Unavailable, match="agent away is not connected"):
-        await ordered(rig, away, AgentOrder(verb=Verb.RELOAD))
+        await ordered(rig, away, AgentOrder(verb=AgentVerb.RELOAD))
 
 
 async def test_an_agent_that_does_not_answer_is_unavailable_after_a_while(
     rig: Rig, agent: FakeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(commander.ANSWER_SECONDS, Verb.RELOAD, 0.2)
+    monkeypatch.setitem(commander.ANSWER_SECONDS, AgentVerb.RELOAD, 0.2)
     issue = Commands.issue
 
     async def delivered_whenever(*arguments: Any, **options: Any) -> Any:
@@ -93,7 +93,7 @@ async def test_an_agent_that_does_not_answer_is_unavailable_after_a_while(
 
     monkeypatch.setattr(Commands, "issue", delivered_whenever)
     with pytest.raises(Unavailable, match="did not answer in time"):
-        await ordered(rig, agent, AgentOrder(verb=Verb.RELOAD))
+        await ordered(rig, agent, AgentOrder(verb=AgentVerb.RELOAD))
     command = await agent.next("command")
     await agent.answer(command.command_id, success=True, event_id="late")
     assert (await agent.next("ack")).message_id == "late", "a late answer is received, and changes nothing"
@@ -101,7 +101,7 @@ async def test_an_agent_that_does_not_answer_is_unavailable_after_a_while(
 
 
 async def test_repeated_answers_count_once(rig: Rig, agent: FakeAgent) -> None:
-    asked = ordered(rig, agent, AgentOrder(verb=Verb.RELOAD))
+    asked = ordered(rig, agent, AgentOrder(verb=AgentVerb.RELOAD))
     command = await agent.next("command")
     for success in (True, False):
         await agent.answer(command.command_id, success=success, event_id="same")
@@ -115,7 +115,7 @@ async def test_repeated_answers_count_once(rig: Rig, agent: FakeAgent) -> None:
 async def test_nobody_answers_for_another(rig: Rig, agent: FakeAgent) -> None:
     other = await rig.agent("other")
     await other.open()
-    asked = ordered(rig, agent, AgentOrder(verb=Verb.RELOAD))
+    asked = ordered(rig, agent, AgentOrder(verb=AgentVerb.RELOAD))
     command = await agent.next("command")
     await other.answer(command.command_id, success=False)
     await other.next("ack")
@@ -127,9 +127,9 @@ async def test_nobody_answers_for_another(rig: Rig, agent: FakeAgent) -> None:
 async def test_a_reload_lost_with_its_connection_is_sent_again_and_a_restart_is_not(
     rig: Rig, agent: FakeAgent
 ) -> None:
-    reload = ordered(rig, agent, AgentOrder(verb=Verb.RELOAD))
+    reload = ordered(rig, agent, AgentOrder(verb=AgentVerb.RELOAD))
     first = await agent.next("command")
-    restart = ordered(rig, agent, AgentOrder(verb=Verb.RESTART))
+    restart = ordered(rig, agent, AgentOrder(verb=AgentVerb.RESTART))
     second = await agent.next("command")
     agent.leave()
     await agent.open()
@@ -144,7 +144,7 @@ async def test_a_reload_lost_with_its_connection_is_sent_again_and_a_restart_is_
 async def test_an_agent_has_sixteen_commands_at_once_and_gets_the_next_for_each_answer(
     rig: Rig, agent: FakeAgent
 ) -> None:
-    asked = [ordered(rig, agent, AgentOrder(verb=Verb.STATUS)) for _ in range(commander.IN_FLIGHT + 2)]
+    asked = [ordered(rig, agent, AgentOrder(verb=AgentVerb.STATUS)) for _ in range(commander.IN_FLIGHT + 2)]
     first = [await agent.next("command") for _ in range(commander.IN_FLIGHT)]
     live = rig.side.presences.get(agent.agent_id)
     assert live is not None
@@ -163,16 +163,16 @@ async def test_an_agent_that_answers_nothing_takes_no_more_and_that_is_said(
     rig: Rig, agent: FakeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(commander, "IN_FLIGHT", 1)
-    first = ordered(rig, agent, AgentOrder(verb=Verb.STATUS))
+    first = ordered(rig, agent, AgentOrder(verb=AgentVerb.STATUS))
     await agent.next("command")
-    monkeypatch.setitem(commander.ANSWER_SECONDS, Verb.RELOAD, 0.2)
+    monkeypatch.setitem(commander.ANSWER_SECONDS, AgentVerb.RELOAD, 0.2)
     with pytest.raises(Unavailable, match="has 1 commands to answer"):
-        await ordered(rig, agent, AgentOrder(verb=Verb.RELOAD))
+        await ordered(rig, agent, AgentOrder(verb=AgentVerb.RELOAD))
     first.cancel()
 
 
 async def test_a_deleted_agent_ends_what_waits_for_it(rig: Rig, agent: FakeAgent) -> None:
-    asked = ordered(rig, agent, AgentOrder(verb=Verb.RELOAD))
+    asked = ordered(rig, agent, AgentOrder(verb=AgentVerb.RELOAD))
     await agent.next("command")
     await rig.agents.delete(rig.scope, agent.agent_id, if_match=None, actor=BOSS)
     result = await asked
@@ -219,7 +219,7 @@ async def test_alerts_open_change_and_end_with_the_reports(rig: Rig, agent: Fake
 async def test_a_plain_answer_counts_by_the_id_of_its_command(
     rig: Rig, agent: FakeAgent, event_type: str, data: dict[str, str], success: bool
 ) -> None:
-    asked = ordered(rig, agent, AgentOrder(verb=Verb.RELOAD))
+    asked = ordered(rig, agent, AgentOrder(verb=AgentVerb.RELOAD))
     command = await agent.next("command")
     await agent.send(event=pb.Event(event_id=command.command_id, event_type=event_type, data=data))
-    assert await asked == Result(success=success, message="done")
+    assert await asked == AgentResult(success=success, message="done")

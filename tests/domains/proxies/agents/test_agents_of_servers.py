@@ -13,15 +13,15 @@ from support.shared.virtual_loop import run
 from support.shared.virtual_servers import virtual_servers
 
 from fleetplane.domains.proxies import wire
-from fleetplane.domains.proxies.acme.account import Account, AccountVault
+from fleetplane.domains.proxies.acme.account import AccountVault, AcmeAccount
 from fleetplane.domains.proxies.acme.responder import ChallengeBoard
 from fleetplane.domains.proxies.acme.shown_challenges import CHALLENGE, ShownChallenges
 from fleetplane.domains.proxies.agents import answers
-from fleetplane.domains.proxies.agents.answers import Answers
+from fleetplane.domains.proxies.agents.answers import CommandAnswers
 from fleetplane.domains.proxies.agents.commands import AgentCommander
-from fleetplane.domains.proxies.agents.live import CHANNEL, AgentPresences, LiveAgent, Standing
-from fleetplane.domains.proxies.agents.ports import Verb
-from fleetplane.domains.proxies.agents.records import Roster
+from fleetplane.domains.proxies.agents.live import CHANNEL, AgentPresences, AgentStanding, LiveAgent
+from fleetplane.domains.proxies.agents.ports import AgentVerb
+from fleetplane.domains.proxies.agents.records import AgentRoster
 from fleetplane.domains.proxies.kinds.records import (
     AGENT,
     WORKSPACE,
@@ -32,20 +32,20 @@ from fleetplane.domains.proxies.kinds.records import (
     workspace_scope,
 )
 from fleetplane.domains.proxies.kinds.values import AgentState
-from fleetplane.domains.proxies.rules.deployment import Wanted
+from fleetplane.domains.proxies.rules.deployment import WantedVersion
 from fleetplane.domains.proxies.server import BLUEPRINT
 from fleetplane.kernel.commands import Command
 from fleetplane.kernel.freeze import FREEZE, FreezeSpec
 from fleetplane.kernel.identity import MasterKey
 from fleetplane.kernel.kinds import KERNEL_KINDS
-from fleetplane.kernel.presence import Heard, Whereabouts
+from fleetplane.kernel.presence import LastSeen, Whereabouts
 from fleetplane.kernel.sessions.sessions import Sessions
 from fleetplane.kernel.store import Draft, Store, StoreSettings
 from fleetplane.sim.clock import VirtualClock
 
 SCOPE = workspace_scope("o", "w")
-OFFLINE = Standing(state=AgentState.OFFLINE, reasons=("stream_closed",))
-DEGRADED = Standing(state=AgentState.DEGRADED, reasons=("NGINX is not running",))
+OFFLINE = AgentStanding(state=AgentState.OFFLINE, reasons=("stream_closed",))
+DEGRADED = AgentStanding(state=AgentState.DEGRADED, reasons=("NGINX is not running",))
 
 
 def _both(work: Callable[[Store, Store], Awaitable[None]]) -> None:
@@ -100,17 +100,17 @@ def test_only_the_session_that_presence_names_writes_about_an_agent() -> None:
             assert first.place < second.place
             # Its older stream ended, and its server does not know better yet.
             for standing in (DEGRADED, OFFLINE):
-                await Roster(one, here).note_standing(agent, standing, first)
+                await AgentRoster(one, here).note_standing(agent, standing, first)
                 await one.confirmed()
                 assert _state(one) is AgentState.ONLINE
-            await Roster(two, there).note_standing(agent, DEGRADED, second)
+            await AgentRoster(two, there).note_standing(agent, DEGRADED, second)
             assert _state(two) is AgentState.DEGRADED
             # It is called offline once it has no session anywhere, by whichever server.
             assert await there.leave("a", second.place)
             await one.confirmed()
             known = one.get(AGENT, SCOPE, "a")
             assert known is not None
-            await Roster(one, here).note_standing(known, OFFLINE, None)
+            await AgentRoster(one, here).note_standing(known, OFFLINE, None)
             assert _state(one) is AgentState.OFFLINE
 
     _both(work)
@@ -121,7 +121,7 @@ def test_somebody_who_wants_a_retry_is_heard_by_the_server_that_has_the_agent() 
         agent = await _agent(one)
         await two.confirmed()
         async with _whereabouts(two) as there:
-            roster = Roster(one)
+            roster = AgentRoster(one)
             assert not await roster.ask_retry(agent), "nobody has it"
             await there.enter("a")
             assert await roster.ask_retry(agent)
@@ -137,7 +137,9 @@ def test_somebody_who_wants_a_retry_is_heard_by_the_server_that_has_the_agent() 
 def test_what_an_agent_shows_is_given_once_and_only_sealed() -> None:
     async def work(one: Store, two: Store) -> None:
         asked = cast("Command", type("Asked", (), {"name": "c1", "created_at_ns": one.clock.now_ns()})())
-        here, there = (Answers(store, store.clock, MasterKey(b"k" * 32, store.clock)) for store in (one, two))
+        here, there = (
+            CommandAnswers(store, store.clock, MasterKey(b"k" * 32, store.clock)) for store in (one, two)
+        )
         await there.pass_on(asked, "server { }")
         (name,) = await one.secret_names(answers.PREFIX)
         sealed = await one.get_secret(name)
@@ -159,7 +161,7 @@ def test_what_an_agent_shows_is_given_once_and_only_sealed() -> None:
 async def test_what_an_agent_shows_may_be_large_but_not_beyond_what_can_be_kept(tmp_path: Path) -> None:
     clock = VirtualClock()
     async with Store.open(StoreSettings(path=tmp_path / "s.db"), kinds=(), clock=clock) as store:
-        passed = Answers(store, clock, MasterKey(b"k" * 32, clock))
+        passed = CommandAnswers(store, clock, MasterKey(b"k" * 32, clock))
         asked = cast("Command", type("Asked", (), {"name": "c1", "created_at_ns": 1})())
         large, too_large = "server { }\n" * 1_000_000, random.Random(1).randbytes(2**21).hex()
         for text, given in ((large, large), (too_large, "")):
@@ -172,19 +174,19 @@ def test_nobody_but_the_agent_that_was_asked_shows_something_and_only_until_it_h
         agent = await _agent(one)
         await two.confirmed()
         async with _whereabouts(two) as there:
-            heard = Heard(two, two.clock, channel=CHANNEL)
+            heard = LastSeen(two, two.clock, channel=CHANNEL)
             commander = AgentCommander(
                 two,
                 two.clock,
                 AgentPresences(Sessions(), there, heard, two.clock),
                 whereabouts=there,
-                answers=Answers(two, two.clock, MasterKey(b"k" * 32, two.clock)),
+                answers=CommandAnswers(two, two.clock, MasterKey(b"k" * 32, two.clock)),
             )
             place = await there.enter("a")
             asked = await commander.ledger.issue(
-                SCOPE, Verb.SHOW, ["a"], actor="test", deliver_within_seconds=60.0, run_for_seconds=60.0
+                SCOPE, AgentVerb.SHOW, ["a"], actor="test", deliver_within_seconds=60.0, run_for_seconds=60.0
             )
-            said = wire.Answer(command=asked.name, success=True, message="", output="server { }")
+            said = wire.CommandAnswer(command=asked.name, success=True, message="", output="server { }")
             neighbour = LiveAgent(
                 agent="b", session=cast("Any", None), since_ns=1, heard_ns=1, record=agent, place=place
             )
@@ -204,7 +206,7 @@ def test_an_agent_that_another_server_froze_is_sent_nothing_more() -> None:
         agent = await _agent(one)
         await two.confirmed()
         async with _whereabouts(two) as there:
-            live, roster = _live(agent, await there.enter("a")), Roster(two, there)
+            live, roster = _live(agent, await there.enter("a")), AgentRoster(two, there)
             await one.confirmed()
             spec = FreezeSpec(reason="holidays", actor="test", frozen_at_ns=1, domains=("proxies",))
             await one.transact(
@@ -213,7 +215,7 @@ def test_an_agent_that_another_server_froze_is_sent_nothing_more() -> None:
                 action="test",
                 touches=[FREEZE.key(SCOPE, "f")],
             )
-            wanted = Wanted(version=1, config_id="c", checksum="s")
+            wanted = WantedVersion(version=1, config_id="c", checksum="s")
             assert not await roster.note_sent(live, wanted)
             await two.transact(
                 lambda draft: draft.delete(FREEZE, SCOPE, "f"),
@@ -231,8 +233,8 @@ def test_an_agent_that_another_server_deleted_is_sent_nothing_more() -> None:
         agent = await _agent(one)
         await two.confirmed()
         async with _whereabouts(two) as there:
-            live, roster = _live(agent, await there.enter("a")), Roster(two, there)
-            wanted = Wanted(version=1, config_id="c", checksum="s")
+            live, roster = _live(agent, await there.enter("a")), AgentRoster(two, there)
+            wanted = WantedVersion(version=1, config_id="c", checksum="s")
             assert await roster.note_sent(live, wanted)
             await one.confirmed()
             await one.transact(
@@ -277,7 +279,7 @@ def test_servers_that_first_order_at_once_have_one_account() -> None:
         accounts = await asyncio.gather(*(vault.load_or_create("https://ca", "o") for vault in vaults))
         assert accounts[0] == accounts[1]
         for vault in vaults:
-            await vault.save("https://ca", "o", Account(key_pem=accounts[0].key_pem, uri="https://ca/1"))
+            await vault.save("https://ca", "o", AcmeAccount(key_pem=accounts[0].key_pem, uri="https://ca/1"))
         await one.confirmed()
         assert (await vaults[0].load_or_create("https://ca", "o")).uri == "https://ca/1"
 

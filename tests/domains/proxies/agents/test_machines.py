@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from fleetplane.domains.proxies.agents.machines import Approach, Holder, Verdict, verdict
+from fleetplane.domains.proxies.agents.machines import Approach, Holder, MachineVerdict, verdict
 from fleetplane.domains.proxies.kinds.records import AgentTokenStatus
 
 NS = 1_000_000_000
 NOW = 1000 * NS
 FIRST = "ipv4:192.0.2.1:1"
-V = Verdict
+V = MachineVerdict
 
 
 def approach(peer: str = "ipv4:192.0.2.2:2", *, key: str = "", hostname: str = "web-01") -> Approach:
@@ -45,7 +45,7 @@ def holder(peer: str = FIRST, *, silent_seconds: float = 0) -> Holder:
     ],
 )
 def test_who_may_be_the_agent(
-    comes: Approach, binding: AgentTokenStatus | None, open_: Holder | None, expected: Verdict
+    comes: Approach, binding: AgentTokenStatus | None, open_: Holder | None, expected: MachineVerdict
 ) -> None:
     assert verdict(comes, binding, open_, heartbeat_seconds=30, now_ns=NOW) is expected
 

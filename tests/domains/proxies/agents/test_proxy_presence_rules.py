@@ -13,23 +13,23 @@ from fleetplane.domains.proxies.rules import alerts, deployment
 from fleetplane.domains.proxies.rules.alerts import AlertSpec, Severity
 from fleetplane.domains.proxies.rules.deployment import (
     FINAL,
-    GiveUp,
+    DeploymentWait,
+    GiveUpVersion,
     Send,
-    Serving,
+    ServedVersion,
     Settled,
-    Wait,
-    Wanted,
+    WantedVersion,
     advanced,
     decide,
 )
-from fleetplane.domains.proxies.wire import Progress
+from fleetplane.domains.proxies.wire import VersionProgress
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.kernel.errors import InvalidArgument
 from fleetplane.kernel.resources import Resource
 
 S = DeploymentState
 NS = 10**9
-WANTED = Wanted(version=7, config_id="c", checksum="sum")
+WANTED = WantedVersion(version=7, config_id="c", checksum="sum")
 SENT_NS = 100 * NS
 
 
@@ -51,8 +51,8 @@ def sent(state: S, *, heard_ns: int = 0, error: str = "", checksum: str = "sum")
     )
 
 
-def serving(version: int, checksum: str = "", at: float = 101) -> Serving:
-    return Serving(version=version, checksum=checksum, at_ns=round(at * NS))
+def serving(version: int, checksum: str = "", at: float = 101) -> ServedVersion:
+    return ServedVersion(version=version, checksum=checksum, at_ns=round(at * NS))
 
 
 @pytest.mark.parametrize(
@@ -66,8 +66,8 @@ def serving(version: int, checksum: str = "", at: float = 101) -> Serving:
         (None, None, 0, 102, Send()),
         (serving(6), sent(S.PENDING, checksum="older"), 0, 102, Send()),
         (serving(6), sent(S.PENDING), 101, 102, Send()),
-        (serving(6), sent(S.PENDING), 99, 160, GiveUp()),
-        (serving(6), sent(S.APPLYING, heard_ns=120 * NS), 101, 181, GiveUp()),
+        (serving(6), sent(S.PENDING), 99, 160, GiveUpVersion()),
+        (serving(6), sent(S.APPLYING, heard_ns=120 * NS), 101, 181, GiveUpVersion()),
         (serving(6), sent(S.FAILED, error=deployment.TIMED_OUT), 0, 102, Send()),
         (serving(6), sent(S.SUCCESS, heard_ns=102 * NS), 0, 103, "UNCONFIRMED"),
         (serving(6, at=103), sent(S.SUCCESS, heard_ns=102 * NS), 0, 104, Send()),
@@ -78,7 +78,7 @@ def serving(version: int, checksum: str = "", at: float = 101) -> Serving:
     ],
 )
 def test_what_is_sent_follows_from_what_is_so(
-    reported: Serving | None,
+    reported: ServedVersion | None,
     known: Deployment | None,
     session_since: int,
     now: int,
@@ -87,7 +87,7 @@ def test_what_is_sent_follows_from_what_is_so(
     decision = decide(
         WANTED, reported, known, session_since_ns=session_since * NS, apply_seconds=60, now_ns=now * NS
     )
-    assert (decision.code if isinstance(decision, Wait) else decision) == expected
+    assert (decision.code if isinstance(decision, DeploymentWait) else decision) == expected
 
 
 @given(st.lists(st.sampled_from(list(S))))
@@ -95,7 +95,7 @@ def test_an_agents_words_never_undo_an_end(words: list[S]) -> None:
     status = DeploymentStatus(state=S.PENDING, changed_at_ns=SENT_NS)
     ended: S | None = None
     for moment, state in enumerate(words, start=1):
-        said = Progress(config_id="c", version=7, state=state, error="", applied_at_ns=None)
+        said = VersionProgress(config_id="c", version=7, state=state, error="", applied_at_ns=None)
         status = advanced(status, said, sent_at_ns=SENT_NS, now_ns=SENT_NS + moment) or status
         assert ended is None or status.state is ended
         ended = status.state if status.state in FINAL else None
@@ -105,7 +105,7 @@ def test_an_agents_words_never_undo_an_end(words: list[S]) -> None:
 
 def test_the_first_pending_is_a_receipt_although_it_says_nothing_new() -> None:
     status = DeploymentStatus(state=S.PENDING, changed_at_ns=SENT_NS)
-    said = Progress(config_id="c", version=7, state=S.PENDING, error="", applied_at_ns=None)
+    said = VersionProgress(config_id="c", version=7, state=S.PENDING, error="", applied_at_ns=None)
     heard = advanced(status, said, sent_at_ns=SENT_NS, now_ns=SENT_NS)
     assert heard is not None
     assert heard.changed_at_ns > SENT_NS

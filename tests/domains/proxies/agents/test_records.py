@@ -14,7 +14,7 @@ import pytest
 from support.instances.agents_rig import agents_rig
 from support.proxies.proxy_api import rest_api
 
-from fleetplane.domains.proxies.agents.ports import LEVELS, ErrorQuery, LogPage, LogQuery, Traffic
+from fleetplane.domains.proxies.agents.ports import LEVELS, AgentLogQuery, AgentTraffic, ErrorQuery, LogPage
 from fleetplane.domains.proxies.agents.telemetry import AgentRecords
 from fleetplane.domains.proxies.kinds.records import AGENT, Agent, AgentSpec
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
@@ -98,13 +98,13 @@ class Desk:
         await self.records.logs(agent(who, scope), pb.LogBatch(entries=entries), now_ns=NOW + HOUR)
         await self.telemetry.flush()
 
-    async def traffic(self, *who: str, start: float = 0, stop: float = 3600) -> Traffic:
+    async def traffic(self, *who: str, start: float = 0, stop: float = 3600) -> AgentTraffic:
         window = (NOW + round(start * SECOND), NOW + round(stop * SECOND))
         return await self.records.traffic(SCOPE, who, from_ns=window[0], to_ns=window[1])
 
     async def page(self, **about: Any) -> LogPage:
         given = {"from_ns": NOW, "to_ns": NOW + HOUR, "limit": 10, **about}
-        return await self.records.access_log(SCOPE, LogQuery(**given))
+        return await self.records.access_log(SCOPE, AgentLogQuery(**given))
 
     async def uris(self, **about: Any) -> list[str]:
         return [entry.uri for entry in (await self.page(**about)).entries]
@@ -126,7 +126,7 @@ async def test_traffic_is_the_growth_of_all_counters_of_the_agents_asked_for(tmp
         await it.measure("two", measured(0), measured(15, requests=30, connections=8, a_3xx=100))
         await it.measure("else", measured(0), measured(15, requests=999, connections=999, a_2xx=999))
         found = await it.traffic("one", "two", stop=16)
-        assert found == Traffic(
+        assert found == AgentTraffic(
             requests_total=200,
             requests_per_second=round(100 / 15 + 30 / 15, 3),
             error_rate=10 / 200,
@@ -160,7 +160,7 @@ async def test_an_agent_that_went_silent_has_no_connections_but_had_its_traffic(
 async def test_without_reports_there_is_no_traffic(tmp_path: Path) -> None:
     async with desk(tmp_path) as it:
         await it.measure("one", measured(0, requests=math.nan, connections=math.inf))
-        assert await it.traffic("one") == Traffic()
+        assert await it.traffic("one") == AgentTraffic()
         assert await it.page() == LogPage(entries=[])
 
 
@@ -238,7 +238,7 @@ async def test_what_agents_send_over_grpc_is_kept_before_rest_is_asked(tmp_path:
             window: dict[str, Any] = {"from_ns": clock.now_ns() - HOUR, "to_ns": clock.now_ns()}
             found = await records.traffic(rig.scope, {fake.agent_id}, **window)
             assert (found.requests_total, found.requests_per_second, found.active_connections) == (30, 2.0, 3)
-            page = await records.access_log(rig.scope, LogQuery(limit=10, **window))
+            page = await records.access_log(rig.scope, AgentLogQuery(limit=10, **window))
             assert [one.agent_id for one in page.entries] == [fake.agent_id]
 
 

@@ -28,9 +28,9 @@ from support.shared.free_ports import free_port
 
 from fleetplane.domains.proxies.importing.conversion import convert
 from fleetplane.domains.proxies.importing.reading import read, read_shown
-from fleetplane.domains.proxies.importing.report import Imported, Outcome, placed_by_name
+from fleetplane.domains.proxies.importing.report import Imported, StatementOutcome, placed_by_name
 from fleetplane.domains.proxies.rules import validation as rules
-from fleetplane.domains.proxies.rules.conflicts import Surroundings
+from fleetplane.domains.proxies.rules.conflicts import WorkspaceSurroundings
 from fleetplane.domains.proxies.rules.streams import stream_problems
 from fleetplane.domains.proxies.serving.bundles import Bundle, pointing, streaming
 from fleetplane.domains.proxies.stream_options import StreamLimits
@@ -54,7 +54,7 @@ def bundle(made: Imported, *, raw: bool = True) -> Bundle:
     """As the server takes it, and finds nothing wrong with it."""
     ids = {one.id: CERTIFICATE for one in made.certificates}
     found = msgspec.convert(made.bundle(ids, raw=raw), Bundle)
-    around = Surroundings(
+    around = WorkspaceSurroundings(
         virtual_hosts={}, upstreams={one.id for one in found.upstreams}, certificates={CERTIFICATE}, agents={}
     )
     for one in found.virtual_hosts:
@@ -154,8 +154,8 @@ async def test_several_sites_answer_as_before(tmp_path: Path) -> None:
             passed_before = [one.split("\r\n")[0] for one in behind.requests]
         behind.requests.clear()
         made = convert(read(config))
-        assert [line for line in made.report if line.outcome is Outcome.REFUSED] == []
-        raw = [line.text for line in made.report if line.outcome is Outcome.RAW]
+        assert [line for line in made.report if line.outcome is StatementOutcome.REFUSED] == []
+        raw = [line.text for line in made.report if line.outcome is StatementOutcome.RAW]
         assert raw == ["expires 5m"]
         await serve(site, bundle(made))
         assert await answers(plain, SITES) == before
@@ -238,7 +238,9 @@ async def test_a_gateway_passes_on_as_before(tmp_path: Path) -> None:
             "names name?",
         ]
         made = convert(read(config))
-        assert [line for line in made.report if line.outcome in (Outcome.REFUSED, Outcome.RAW)] == []
+        assert [
+            line for line in made.report if line.outcome in (StatementOutcome.REFUSED, StatementOutcome.RAW)
+        ] == []
         found = bundle(made)
         assert {one.name: one.limits for one in found.streams or () if one.limits} == {
             f"database-{ports['LINES']}": StreamLimits(connections=20, download_bytes_per_second=1 << 20)
@@ -267,7 +269,7 @@ def test_a_stream_of_which_something_is_not_understood_is_not_imported(
     table = "map $ssl_preread_server_name $by_pattern { ~^a a:1; }"
     (tmp_path / "nginx.conf").write_text(f"stream {{ {table} server {{ {server} }} }}")
     made = convert(read(tmp_path / "nginx.conf"))
-    refused = [line.why for line in made.report if line.outcome is Outcome.REFUSED]
+    refused = [line.why for line in made.report if line.outcome is StatementOutcome.REFUSED]
     assert (made.streams, made.upstreams, len(refused)) == ([], [], 1)
     assert why in refused[0]
 

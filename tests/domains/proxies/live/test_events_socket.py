@@ -214,14 +214,14 @@ async def test_what_happened_on_an_agents_machine_and_what_was_set_aside_is_told
 
 
 async def test_a_command_is_told_when_it_is_completed(rig: EventsRig) -> None:
-    from fleetplane.domains.proxies.agents.ports import AgentOrder, Verb
+    from fleetplane.domains.proxies.agents.ports import AgentOrder, AgentVerb
 
     listener = await rig.listen(await rig.member("ann"))
     agent = await rig.fleet.agent("web-01")
     await agent.open()
     asked = asyncio.create_task(
         rig.fleet.side.commander.order(
-            rig.fleet.stored(agent.agent_id), AgentOrder(verb=Verb.RELOAD), actor=BOSS
+            rig.fleet.stored(agent.agent_id), AgentOrder(verb=AgentVerb.RELOAD), actor=BOSS
         )
     )
     await agent.answer((await agent.next("command")).command_id, success=True, message="done")

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 from support.proxies.proxy_api import HOST, Api, rest_api
 
-from fleetplane.domains.proxies.agents.ports import AgentOrder, Result, Verb
+from fleetplane.domains.proxies.agents.ports import AgentOrder, AgentResult, AgentVerb
 from fleetplane.domains.proxies.kinds.records import AGENT, Agent, AgentStatus, workspace_scope
 from fleetplane.domains.proxies.kinds.values import AgentState, Hands, Observed
 from fleetplane.domains.proxies.nginx.site import OBSERVES, TYPED_OPTIONS
@@ -38,10 +38,10 @@ class Node:
         self.digest = "d1"
         self.orders: list[AgentOrder] = []
 
-    async def order(self, agent: Agent, order: AgentOrder, *, actor: str) -> Result:
+    async def order(self, agent: Agent, order: AgentOrder, *, actor: str) -> AgentResult:
         self.orders.append(order)
         page = json.dumps({"digest": self.digest, "pages": 1, "data": "no base64"})
-        return Result(success=True, message="done", output=page if order.verb is Verb.SHOW else "")
+        return AgentResult(success=True, message="done", output=page if order.verb is AgentVerb.SHOW else "")
 
 
 async def observing(api: Api, organization: str, workspace: str, state: Hands = Hands.OBSERVING) -> str:
@@ -90,7 +90,7 @@ async def test_an_administrator_takes_over_what_a_plan_still_says(tmp_path: Path
         assert [plan[f"ports_{one}"] for one in ("kept", "added", "lost")] == [[80], [], [8080]]
         assert any("nginx.service" in one for one in plan["warnings"])
         assert any("/etc/shadow" in one for one in plan["warnings"])
-        candidate = next(one.candidate for one in node.orders if one.verb is Verb.VALIDATE)
+        candidate = next(one.candidate for one in node.orders if one.verb is AgentVerb.VALIDATE)
         assert b"PRIVATE" not in candidate
 
         node.digest = "d2"  # somebody changed the observed configuration
@@ -99,7 +99,7 @@ async def test_an_administrator_takes_over_what_a_plan_still_says(tmp_path: Path
         node.digest = "d1"
         done = await api.admin.post(f"{agent}/takeover", confirm, 200)
         assert done["success"] is True
-        assert (node.orders[-1].verb, node.orders[-1].digest) == (Verb.TAKE_OVER, "d1")
+        assert (node.orders[-1].verb, node.orders[-1].digest) == (AgentVerb.TAKE_OVER, "d1")
         assert node.orders[-1].version == plan["version"]
         await api.admin.post(
             f"/workspaces/{workspace}/virtual-hosts", {**HOST, "name": "b", "server_name": "b.test"}

@@ -13,13 +13,13 @@ from support.proxies.proxy_api import HOST, UPSTREAM, rest_api
 
 from fleetplane.domains.proxies.agents.ports import (
     AccessLogEntry,
+    AgentLogQuery,
     AgentOrder,
+    AgentResult,
     AgentSighting,
+    AgentTraffic,
     LogPage,
-    LogQuery,
     NobodyThere,
-    Result,
-    Traffic,
 )
 from fleetplane.domains.proxies.kinds.records import Agent
 from fleetplane.domains.proxies.kinds.values import AgentHealth
@@ -362,7 +362,7 @@ class Fleet(NobodyThere):
         self.success = success
         self.orders: list[AgentOrder] = []
         self.gone: list[str] = []
-        self.asked: list[LogQuery] = []
+        self.asked: list[AgentLogQuery] = []
 
     def sighting(self, _agent_id: str) -> AgentSighting:  # type: ignore[override]
         health = AgentHealth(
@@ -379,14 +379,14 @@ class Fleet(NobodyThere):
     def disconnect(self, agent_id: str, *, reason: str) -> None:
         self.gone.append(f"{agent_id} {reason}")
 
-    async def order(self, _agent: Agent, order: AgentOrder, *, actor: str) -> Result:
+    async def order(self, _agent: Agent, order: AgentOrder, *, actor: str) -> AgentResult:
         self.orders.append(order)
-        return Result(success=self.success, message="" if self.success else "no", output="")
+        return AgentResult(success=self.success, message="" if self.success else "no", output="")
 
-    async def traffic(self, workspace: str, agents: Collection[str], **window: int) -> Traffic:
-        return Traffic(requests_total=10, status_2xx=9, status_5xx=1, error_rate=0.1, out_bytes=7)
+    async def traffic(self, workspace: str, agents: Collection[str], **window: int) -> AgentTraffic:
+        return AgentTraffic(requests_total=10, status_2xx=9, status_5xx=1, error_rate=0.1, out_bytes=7)
 
-    async def access_log(self, _workspace: str, query: LogQuery) -> LogPage:
+    async def access_log(self, _workspace: str, query: AgentLogQuery) -> LogPage:
         self.asked.append(query)
         entry = AccessLogEntry(
             id="x",

@@ -19,15 +19,15 @@ from fleetplane.domains.proxies.kinds.records import (
 from fleetplane.domains.proxies.kinds.values import DeploymentState
 from fleetplane.domains.proxies.rules import deployment
 from fleetplane.domains.proxies.rules.deployment import (
+    DeploymentWait,
     RetryPolicy,
     Send,
-    Serving,
+    ServedVersion,
     Settled,
-    Wait,
-    Wanted,
+    WantedVersion,
     decide,
 )
-from fleetplane.domains.proxies.wire import Progress
+from fleetplane.domains.proxies.wire import VersionProgress
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.kernel.resources import Resource
 from fleetplane.sim.clock import VirtualClock
@@ -126,8 +126,8 @@ def test_what_ended_is_tried_again_if_that_can_help(
     known: Deployment, version: int, now: int, stirred: int, asked: bool, expected: object
 ) -> None:
     decision = decide(
-        Wanted(version=7, config_id="c", checksum="sum"),
-        Serving(version=version, checksum="sum", at_ns=99 * NS),
+        WantedVersion(version=7, config_id="c", checksum="sum"),
+        ServedVersion(version=version, checksum="sum", at_ns=99 * NS),
         known,
         session_since_ns=0,
         apply_seconds=60,
@@ -135,7 +135,7 @@ def test_what_ended_is_tried_again_if_that_can_help(
         stirred_ns=stirred * NS,
         asked=asked,
     )
-    assert (decision.code if isinstance(decision, Wait) else decision) == expected
+    assert (decision.code if isinstance(decision, DeploymentWait) else decision) == expected
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_changes_are_gathered_for_a_bounded_time(made: list[float], now: float, 
 
 
 def test_a_version_that_was_in_service_is_not_said_to_have_failed_when_it_is_overtaken() -> None:
-    word = Progress(
+    word = VersionProgress(
         config_id="c", version=7, state=S.FAILED, error="superseded by version 8", applied_at_ns=None
     )
     aside = {"upstream/u": "x"}
@@ -180,8 +180,8 @@ def test_a_version_that_was_in_service_is_not_said_to_have_failed_when_it_is_ove
 def test_parts_of_a_version_in_service_may_go_and_come_back() -> None:
     served = DeploymentStatus(state=S.SUCCESS, changed_at_ns=5, applied_at_ns=3)
 
-    def said(**aside: str) -> Progress:
-        return Progress(
+    def said(**aside: str) -> VersionProgress:
+        return VersionProgress(
             config_id="c", version=7, state=S.SUCCESS, error="", applied_at_ns=None, set_aside=aside
         )
 

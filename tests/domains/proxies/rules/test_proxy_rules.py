@@ -20,13 +20,13 @@ from fleetplane.domains.proxies.kinds.values import (
 )
 from fleetplane.domains.proxies.nginx import blocks, judging
 from fleetplane.domains.proxies.nginx.paths import ANYWHERE
-from fleetplane.domains.proxies.nginx.table import Context
+from fleetplane.domains.proxies.nginx.table import DirectiveContext
 from fleetplane.domains.proxies.rules import conflicts as clashes
 from fleetplane.domains.proxies.rules import directives
 from fleetplane.domains.proxies.rules import validation as rules
-from fleetplane.domains.proxies.rules.conflicts import Surroundings
+from fleetplane.domains.proxies.rules.conflicts import WorkspaceSurroundings
 from fleetplane.domains.proxies.rules.locations import location_problems, regex_fault
-from fleetplane.web.rest.problems import Held, Rejected
+from fleetplane.web.rest.problems import ConflictBlocker, Rejected
 
 # Directives.
 
@@ -36,7 +36,7 @@ from fleetplane.web.rest.problems import Held, Rejected
     ["10m", "on", '"a;b"', "'{}'", "a\\;b", "$scheme://x", "60s 10s", "", "a#b", '"#x"', "é", "x'y"],
 )
 def test_the_arguments_of_one_directive_are_accepted(value: str) -> None:
-    assert directives.value_fault(value, name="add_header", contexts={Context.LOCATION}) == ""
+    assert directives.value_fault(value, name="add_header", contexts={DirectiveContext.LOCATION}) == ""
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_the_arguments_of_one_directive_are_accepted(value: str) -> None:
     ],
 )
 def test_a_value_that_could_escape_its_directive_is_refused(value: str) -> None:
-    assert directives.value_fault(value, name="add_header", contexts={Context.LOCATION}) != ""
+    assert directives.value_fault(value, name="add_header", contexts={DirectiveContext.LOCATION}) != ""
 
 
 @pytest.mark.parametrize(
@@ -84,14 +84,18 @@ def test_a_value_that_could_escape_its_directive_is_refused(value: str) -> None:
     ],
 )
 def test_a_directive_that_could_run_code_or_take_over_is_refused(name: str) -> None:
-    found = list(directives.problems({name: "x"}, field="custom_directives", contexts={Context.SERVER}))
+    found = list(
+        directives.problems({name: "x"}, field="custom_directives", contexts={DirectiveContext.SERVER})
+    )
     assert [problem.field for problem in found] == [f"custom_directives.{name}"]
 
 
 @given(st.text(max_size=12), st.text(alphabet="ab \"'\\\\;{}#$\n", max_size=12))
 def test_what_is_accepted_is_what_agents_write(name: str, value: str) -> None:
-    if not list(directives.problems({name: value}, field="custom_directives", contexts={Context.SERVER})):
-        assert blocks.emit(judging.raw({name: value}, {Context.SERVER}, ANYWHERE, where="x"))
+    if not list(
+        directives.problems({name: value}, field="custom_directives", contexts={DirectiveContext.SERVER})
+    ):
+        assert blocks.emit(judging.raw({name: value}, {DirectiveContext.SERVER}, ANYWHERE, where="x"))
 
 
 @pytest.mark.parametrize(
@@ -213,8 +217,8 @@ def test_an_upstream_that_nginx_would_refuse_is_refused_first(
 # Virtual hosts.
 
 
-def around(**hosts: VirtualHostSpec) -> Surroundings:
-    return Surroundings(
+def around(**hosts: VirtualHostSpec) -> WorkspaceSurroundings:
+    return WorkspaceSurroundings(
         virtual_hosts=hosts, upstreams={"u1"}, certificates={"c1"}, agents={"a1": {"env": "x"}, "a2": {}}
     )
 
@@ -388,7 +392,7 @@ def test_other_ports_and_other_names_do_not_clash() -> None:
 
 def test_one_port_is_either_tls_or_not() -> None:
     tls = host(server_name="b.example.com", ssl_enabled=True, ssl_certificate_id="c1")
-    with pytest.raises(Held) as refused:
+    with pytest.raises(ConflictBlocker) as refused:
         rules.accept_host(tls, around(h1=host()))
     assert refused.value.problems[0].field == "ssl_enabled"
 

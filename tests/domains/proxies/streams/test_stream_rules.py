@@ -10,13 +10,13 @@ import pytest
 from fleetplane.domains.proxies.kinds.records import PartSpec, StreamSpec, UpstreamSpec, VirtualHostSpec
 from fleetplane.domains.proxies.nginx.site import Binary
 from fleetplane.domains.proxies.rules import configuration, validation
-from fleetplane.domains.proxies.rules.conflicts import Surroundings
+from fleetplane.domains.proxies.rules.conflicts import WorkspaceSurroundings
 from fleetplane.domains.proxies.rules.ports import DEFAULT_STREAM_PORTS, PortRanges
 from fleetplane.domains.proxies.rules.reach import part_fault
 from fleetplane.domains.proxies.rules.streams import labelled_clashes, stream_clashes, stream_problems
 from fleetplane.domains.proxies.settings import ProxySettings
 from fleetplane.kernel.errors import SettingsError
-from fleetplane.web.rest.problems import Held, Rejected
+from fleetplane.web.rest.problems import ConflictBlocker, Rejected
 
 PORTS = PortRanges.parse(DEFAULT_STREAM_PORTS, field="proxies.stream_ports")
 GROUPS: dict[str, dict[str, Any]] = {
@@ -42,7 +42,7 @@ def host(**given: Any) -> VirtualHostSpec:
     return msgspec.convert({**base, **given}, VirtualHostSpec)
 
 
-def around(**given: Any) -> Surroundings:
+def around(**given: Any) -> WorkspaceSurroundings:
     specs = {name: upstream(name, **options) for name, options in GROUPS.items()}
     made: dict[str, Any] = {
         "virtual_hosts": {},
@@ -52,7 +52,7 @@ def around(**given: Any) -> Surroundings:
         "agents": {},
         "stream_ports": PORTS,
     }
-    return Surroundings(**{**made, **given})
+    return WorkspaceSurroundings(**{**made, **given})
 
 
 def test_a_stream_with_everything_is_taken() -> None:
@@ -148,11 +148,11 @@ def test_a_port_is_served_by_one_stream_or_host_and_the_refusal_names_it() -> No
 
 def test_a_host_is_refused_on_the_port_of_a_stream() -> None:
     there = around(streams={"s1": stream(name="db", listen_port=8080)})
-    with pytest.raises(Held) as refused:
+    with pytest.raises(ConflictBlocker) as refused:
         validation.accept_host(host(), there)
     assert refused.value.problems[0].message == "TCP port 8080 is served by stream 'db' (s1)"
     secure = host(listen_port=443, ssl_enabled=True, ssl_certificate_id="c", tls={"force_https": True})
-    with pytest.raises(Held) as refused:
+    with pytest.raises(ConflictBlocker) as refused:
         validation.accept_host(secure, around(streams={"s1": stream(listen_port=80)}, certificates=("c",)))
     assert refused.value.problems[0].field == "tls.force_https"
 

@@ -16,7 +16,7 @@ from support.proxies.stream_backends import datagram, datagram_server, free_data
 from support.proxies.typed_rig import Site, typed_site
 from support.shared.free_ports import free_port
 
-from fleetplane.domains.proxies.agent.reports.log_lines import Traffic, access_entry, parse_request
+from fleetplane.domains.proxies.agent.reports.log_lines import LoggedTraffic, access_entry, parse_request
 from fleetplane.domains.proxies.kinds.records import StreamSpec, UpstreamSpec, VirtualHostSpec
 
 
@@ -145,6 +145,6 @@ def _refused(port: int) -> bool:
 def test_connections_of_streams_are_not_counted_as_requests() -> None:
     request = parse_request(b'{"time":"1.5","method":"TCP","uri":":5432","status":"200","stream_id":"s"}')
     assert request is not None
-    traffic = Traffic()
+    traffic = LoggedTraffic()
     traffic.count(request)
-    assert traffic == Traffic()
+    assert traffic == LoggedTraffic()

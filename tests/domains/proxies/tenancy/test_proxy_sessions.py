@@ -19,7 +19,7 @@ from fleetplane.domains.proxies.kinds.records import SESSION
 from fleetplane.domains.proxies.tenancy import logins as proxy_logins
 from fleetplane.domains.proxies.tenancy.users import FAILURES_LIMIT
 from fleetplane.fleet.people.attempts.throttle import Guesses, ThrottleLimits
-from fleetplane.kernel.identity.passwords import NOBODYS, PAUSE_SECONDS, Failures, Passwords
+from fleetplane.kernel.identity.passwords import NOBODYS, PAUSE_SECONDS, LoginFailures, Passwords
 
 
 async def login(api: Api, email: str = ADMIN_EMAIL, password: str = ADMIN_PASSWORD) -> httpx.Response:
@@ -193,7 +193,7 @@ async def test_attempts_from_one_address_are_limited_and_say_when_to_come_back(t
 
 
 def test_an_account_pauses_after_too_many_failures_and_recovers() -> None:
-    failures = Failures(limit=FAILURES_LIMIT)
+    failures = LoginFailures(limit=FAILURES_LIMIT)
     for second in range(FAILURES_LIMIT):
         assert failures.pause_seconds("a", now=float(second)) == 0
         failures.failed("a", now=float(second))

@@ -8,18 +8,18 @@ import msgspec
 import pytest
 from support.proxies.proxy_agents import reporting_agent
 
-from fleetplane.domains.proxies.agent.reports.log_lines import Request, access_batch, error_entries
+from fleetplane.domains.proxies.agent.reports.log_lines import AccessLogLine, access_batch, error_entries
 from fleetplane.domains.proxies.traffic.fields import FIELDS, PLACE
 from fleetplane.domains.proxies.traffic.lines import BATCH_LIMIT, access_entry, lines_of
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.kernel.errors import InvalidArgument
 from fleetplane.kernel.telemetry import FoundLine
 from fleetplane.kernel.telemetry.rows import marks
-from fleetplane.node.logs.tail import Line as Tailed
+from fleetplane.node.logs.tail import TailedLine as Tailed
 
 NOW = 1_800_000_000 * 10**9
 REQUESTS = [
-    Request(
+    AccessLogLine(
         time="1799999999.123",
         remote_addr="192.0.2.1",
         method="GET",

@@ -16,12 +16,12 @@ from fleetplane.domains.proxies.agent.reports.log_lines import access_batch, par
 from fleetplane.domains.proxies.agents.telemetry import AgentRecords
 from fleetplane.domains.proxies.kinds.records import AGENT, Agent, AgentSpec, UpstreamSpec, VirtualHostSpec
 from fleetplane.domains.proxies.rest.traffic import figures
-from fleetplane.domains.proxies.traffic.report import Report
-from fleetplane.domains.proxies.traffic.summary import ERROR, PERCENTILES, Place
+from fleetplane.domains.proxies.traffic.report import TrafficReport
+from fleetplane.domains.proxies.traffic.summary import ERROR, PERCENTILES, TrafficPlace
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.telemetry import Telemetry
 from fleetplane.kernel.values.times import NS
-from fleetplane.node.logs.tail import Line
+from fleetplane.node.logs.tail import TailedLine
 
 SCOPE = "org/o/ws/w"
 PLAIN, CACHED, FAILED, MISSING = 40, 12, 6, 9
@@ -69,11 +69,11 @@ async def load(site: Site) -> None:
     await asyncio.gather(*(site.ask("one.test", "/gone/x") for _ in range(MISSING)))
 
 
-async def taken(folder: Path, sent: list[bytes]) -> Report:
+async def taken(folder: Path, sent: list[bytes]) -> TrafficReport:
     """As an agent ships its lines, and the server keeps and tells them; the first half is sent twice,
     by line and by column."""
     clock = SystemClock()
-    numbered = [Line(text=text, place=f"e:1:{number}") for number, text in enumerate(sent)]
+    numbered = [TailedLine(text=text, place=f"e:1:{number}") for number, text in enumerate(sent)]
     async with Telemetry.open(folder / "t.db", clock) as telemetry:
         kept = AgentRecords(telemetry)
         for part, columns in ((numbered[: len(sent) // 2], False), (numbered, True)):
@@ -130,9 +130,9 @@ async def test_what_was_sent_is_what_is_told(tmp_path: Path) -> None:
         ("h2", "/kept", ""): CACHED,
         ("h2", "/failing", "dead"): FAILED,
     }
-    failing = report.places[Place(host="h2", location="/failing", upstream="dead")]
+    failing = report.places[TrafficPlace(host="h2", location="/failing", upstream="dead")]
     assert (failing.upstream_failures, figures(failing).status_codes["5xx"]) == (FAILED, FAILED)
-    assert report.places[Place(host="h2", location="/kept", upstream="")].cache_hits == CACHED - 1
+    assert report.places[TrafficPlace(host="h2", location="/kept", upstream="")].cache_hits == CACHED - 1
     assert told.status_codes == {
         "other": 0,
         "1xx": 0,

@@ -29,8 +29,8 @@ from fleetplane.domains.proxies.traffic.summary import (
     TOP_KEPT,
     AccessSummarizer,
     Frequent,
-    Place,
-    Summary,
+    TrafficPlace,
+    TrafficSummary,
 )
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.kernel.telemetry import Telemetry
@@ -59,7 +59,7 @@ def request(milliseconds: float = 5, **said: str) -> dict[str, str]:
 
 @given(st.lists(st.integers(0, 100_000), min_size=1, max_size=300))
 def test_a_percentile_is_within_its_bound_of_a_request_that_was_there(milliseconds: list[int]) -> None:
-    said = Summary()
+    said = TrafficSummary()
     said.count([row(one) for one in milliseconds])
     ordered = sorted(milliseconds)
     for share in PERCENTILES.values():
@@ -69,17 +69,17 @@ def test_a_percentile_is_within_its_bound_of_a_request_that_was_there(millisecon
 
 @given(st.lists(st.sampled_from([row(1), row(30, status="503"), row(0, uri="/b")]), max_size=60))
 def test_summaries_add_up_to_the_summary_of_all_their_requests(lines: list[Row]) -> None:
-    whole, parts = Summary(), Summary()
+    whole, parts = TrafficSummary(), TrafficSummary()
     whole.count(lines)
     for start in range(0, len(lines), 7):
-        part = Summary()
+        part = TrafficSummary()
         part.count(lines[start : start + 7])
-        parts.add(msgspec.msgpack.decode(msgspec.msgpack.encode(part), type=Summary))
+        parts.add(msgspec.msgpack.decode(msgspec.msgpack.encode(part), type=TrafficSummary))
     assert parts == whole
 
 
 def test_requests_are_counted_by_what_they_came_to() -> None:
-    said = Summary()
+    said = TrafficSummary()
     said.count(
         [
             row(status="200", cache_status="HIT"),
@@ -102,7 +102,7 @@ def test_nothing_is_remembered_of_texts_that_are_no_figures() -> None:
     tracemalloc.start()
     try:
         for number in range(200):
-            Summary().count([row_of(dict.fromkeys(names, f"{number}{'0' * 60000}"))], frequent=False)
+            TrafficSummary().count([row_of(dict.fromkeys(names, f"{number}{'0' * 60000}"))], frequent=False)
         assert tracemalloc.get_traced_memory()[0] < 4_000_000
     finally:
         tracemalloc.stop()
@@ -242,9 +242,9 @@ async def test_requests_are_told_by_location_and_upstream_also_when_they_are_old
 
 
 def test_a_place_is_read_as_it_was_written_and_a_cut_one_keeps_its_host() -> None:
-    place = Place(host="h", location="~ \\.php$", upstream="u")
-    assert Place.parse(place.key) == place
-    assert Place.parse("h").host == "h"
+    place = TrafficPlace(host="h", location="~ \\.php$", upstream="u")
+    assert TrafficPlace.parse(place.key) == place
+    assert TrafficPlace.parse("h").host == "h"
 
 
 async def test_counters_grow_by_what_is_new(telemetry_place: TelemetryPlace) -> None:
@@ -268,20 +268,20 @@ async def test_counters_grow_by_what_is_new(telemetry_place: TelemetryPlace) -> 
 
 def test_a_report_of_nothing_is_empty() -> None:
     said = report((), step_seconds=60)
-    assert (said.total, said.over_time) == (Summary(), {})
+    assert (said.total, said.over_time) == (TrafficSummary(), {})
     assert figures(said.total).latency_ms == dict.fromkeys(PERCENTILES, 0.0)
-    assert AccessSummarizer().merged([]) == msgspec.msgpack.encode(Summary())
+    assert AccessSummarizer().merged([]) == msgspec.msgpack.encode(TrafficSummary())
 
 
 async def test_what_a_hostile_agent_says_costs_nobody_else_their_lines(
     telemetry_place: TelemetryPlace,
 ) -> None:
     """Sums that no summary could hold, latencies of every size, and a new virtual host with every line."""
-    huge = Summary(received=BYTES_MOST, sent=BYTES_MOST)
+    huge = TrafficSummary(received=BYTES_MOST, sent=BYTES_MOST)
     huge.count([row(request_length="9" * 15, bytes_sent="9" * 15)])
     huge.add(huge)
     assert (huge.received, huge.sent) == (BYTES_MOST, BYTES_MOST)
-    small = Summary()
+    small = TrafficSummary()
     small.count([row(response_time_ms=f"1e-{power}") for power in range(3, 300)])
     assert len(small.bins) == 1
     async with records(telemetry_place) as (kept, telemetry, clock):

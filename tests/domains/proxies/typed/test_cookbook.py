@@ -26,7 +26,7 @@ from fleetplane.domains.proxies.kinds.passwords import sealed
 from fleetplane.domains.proxies.kinds.records import StreamSpec, UpstreamSpec, VirtualHostSpec
 from fleetplane.domains.proxies.rest.bodies import CreateStream, CreateUpstream, CreateVirtualHost
 from fleetplane.domains.proxies.rules import validation as rules
-from fleetplane.domains.proxies.rules.conflicts import Neighbours, Surroundings, host_clashes
+from fleetplane.domains.proxies.rules.conflicts import HostNeighbours, WorkspaceSurroundings, host_clashes
 from fleetplane.domains.proxies.rules.ports import DEFAULT_STREAM_PORTS, PortRanges
 from fleetplane.domains.proxies.rules.streams import accept_stream
 
@@ -69,16 +69,16 @@ def bodies(**places: str) -> Recipes:
 def test_the_server_takes_every_recipe() -> None:
     hosts, groups, streams = bodies()
     assert PAGE.read_text().count("\n## ") >= RECIPES
-    neighbours = Neighbours(hosts)
+    neighbours = HostNeighbours(hosts)
     for name, spec in hosts.items():
-        around = Surroundings(
+        around = WorkspaceSurroundings(
             virtual_hosts=neighbours.of(name, spec), upstreams=groups, certificates={CERTIFICATE}, agents={}
         )
         assert [*rules.host_problems(spec, around), *host_clashes(spec, around)] == [], name
     for group in groups.values():
         assert list(rules.upstream_problems(group)) == []
     for name, stream in streams.items():
-        around = Surroundings(
+        around = WorkspaceSurroundings(
             virtual_hosts=hosts,
             upstreams=groups,
             upstream_specs=groups,

@@ -21,7 +21,7 @@ from fleetplane.domains.proxies.nginx.quoting import Unrenderable
 from fleetplane.domains.proxies.nginx.rendering import render
 from fleetplane.domains.proxies.nginx.site import Binary, Paths, Site
 from fleetplane.domains.proxies.rules import configuration, reach
-from fleetplane.domains.proxies.rules.conflicts import Surroundings
+from fleetplane.domains.proxies.rules.conflicts import WorkspaceSurroundings
 from fleetplane.domains.proxies.rules.validation import host_problems
 from fleetplane.domains.proxies.typed_options import Access, AccessRule
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
@@ -96,7 +96,7 @@ def _served(**given: Any) -> dict[str, Any]:
 def test_what_is_accepted_of_a_location_is_what_an_agent_writes(
     field: str, location: Callable[[str], dict[str, Any]]
 ) -> None:
-    around = Surroundings(virtual_hosts={}, upstreams=(), certificates=(), agents={})
+    around = WorkspaceSurroundings(virtual_hosts={}, upstreams=(), certificates=(), agents={})
     accepted = 0
     for text in (
         "unix:/x",

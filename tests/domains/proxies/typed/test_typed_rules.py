@@ -9,7 +9,7 @@ import pytest
 
 from fleetplane.domains.proxies.kinds.records import UpstreamSpec, VirtualHostSpec
 from fleetplane.domains.proxies.rules import validation as rules
-from fleetplane.domains.proxies.rules.conflicts import Neighbours, Surroundings, host_clashes
+from fleetplane.domains.proxies.rules.conflicts import HostNeighbours, WorkspaceSurroundings, host_clashes
 
 HOSTILE = (
     *("a\nb", "a\rb", "a\x00b", 'a"b', "a'b", "a;b", "a{b", "a}b", "$host", "${host}", "../x", "a\\b"),
@@ -19,8 +19,10 @@ HOSTILE = (
 SECURE = {"ssl_enabled": True, "ssl_certificate_id": "c1", "listen_port": 443}
 
 
-def around(capabilities: dict[str, tuple[str, ...]] | None = None, **hosts: VirtualHostSpec) -> Surroundings:
-    return Surroundings(
+def around(
+    capabilities: dict[str, tuple[str, ...]] | None = None, **hosts: VirtualHostSpec
+) -> WorkspaceSurroundings:
+    return WorkspaceSurroundings(
         virtual_hosts=hosts,
         upstreams={"u1"},
         certificates={"c1"},
@@ -40,7 +42,7 @@ def faults(**given: Any) -> list[tuple[str, str]]:
 
 
 def clashes(one: VirtualHostSpec, other: VirtualHostSpec) -> list[str]:
-    neighbours = Neighbours({"x": other, "y": one}).of("y", one)
+    neighbours = HostNeighbours({"x": other, "y": one}).of("y", one)
     assert ("x" in neighbours) is bool(list(host_clashes(one, around(x=other)))), "found among its neighbours"
     return [problem.field for problem in host_clashes(one, around(x=other))]
 

@@ -18,12 +18,12 @@ from typing import Final
 import structlog
 
 from fleetplane.domains.boards.agent import trust as link
-from fleetplane.domains.boards.agent.audit import AuditTrail
+from fleetplane.domains.boards.agent.audit import BoardAuditLog
 from fleetplane.domains.boards.agent.buses import ports as bus_ports
 from fleetplane.domains.boards.agent.buses.buses import Buses
 from fleetplane.domains.boards.agent.buses.simulated import SimulatedI2c, SimulatedSpi
-from fleetplane.domains.boards.agent.commands.commands import Commands
-from fleetplane.domains.boards.agent.config import Driver, NodeConfig
+from fleetplane.domains.boards.agent.commands.commands import BoardCommands
+from fleetplane.domains.boards.agent.config import BoardAgentConfig, GpioDriverName
 from fleetplane.domains.boards.agent.desired.keeper import DesiredKeeper
 from fleetplane.domains.boards.agent.desired.packages import Packages
 from fleetplane.domains.boards.agent.gpio import drivers as opening
@@ -33,22 +33,22 @@ from fleetplane.domains.boards.agent.gpio.sysfs_pwm import SysfsPwm
 from fleetplane.domains.boards.agent.grpc.access import NodeDoor
 from fleetplane.domains.boards.agent.grpc.listeners import Ports, open_ports
 from fleetplane.domains.boards.agent.grpc.revoked_callers import RevokedCallers
-from fleetplane.domains.boards.agent.logs.journal import Journal
+from fleetplane.domains.boards.agent.logs.journal import SystemJournal
 from fleetplane.domains.boards.agent.logs.logs import Logs
 from fleetplane.domains.boards.agent.logs.ring import LogRing
-from fleetplane.domains.boards.agent.membership import IdentityFolder, Membership
+from fleetplane.domains.boards.agent.membership import BoardIdentityFolder, Membership
 from fleetplane.domains.boards.agent.metrics import board as board_sources
 from fleetplane.domains.boards.agent.metrics.sampler import MetricsSampler
 from fleetplane.domains.boards.agent.metrics.values import Board
 from fleetplane.domains.boards.agent.pins.pins import Pins
-from fleetplane.domains.boards.agent.registration import Self, describe, without_hardware
-from fleetplane.domains.boards.agent.reporter import Reporter
-from fleetplane.domains.boards.agent.state import NodeState
+from fleetplane.domains.boards.agent.registration import BoardSelf, describe, without_hardware
+from fleetplane.domains.boards.agent.reporter import BoardReporter
+from fleetplane.domains.boards.agent.state import BoardAgentState
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FailedPrecondition, FleetplaneError
 from fleetplane.node.host.address import address_towards
-from fleetplane.node.host.psutil_host import Host, PsutilHost
-from fleetplane.node.host.values import Interface, Memory
+from fleetplane.node.host.psutil_host import HostFacts, PsutilHost
+from fleetplane.node.host.values import MemoryUse, NetworkInterface
 from fleetplane.node.upgrade.following import Follow, no_check_in
 
 SIMULATED_I2C: Final = (0x48, 0x50)
@@ -59,15 +59,15 @@ SIMULATED_I2C: Final = (0x48, 0x50)
 class BoardAgentParts:
     """What the agent is made of; in service everything but the first few as it is."""
 
-    folder: IdentityFolder
-    config: NodeConfig
+    folder: BoardIdentityFolder
+    config: BoardAgentConfig
     version: str
     clock: Clock
     log: structlog.typing.FilteringBoundLogger
     ring: LogRing
     open_chip: ChipFactory | None = None
     """Instead of the configured driver's."""
-    host: Host = field(default_factory=PsutilHost)
+    host: HostFacts = field(default_factory=PsutilHost)
     opened: Callable[[Ports], None] = lambda _: None
     check_in: Follow = no_check_in
 
@@ -80,7 +80,7 @@ async def run_node(parts: BoardAgentParts) -> None:
             f"there is no identity in {parts.folder.root}",
             hint="join a server first, or open the plain-text listener for this machine alone",
         )
-    with AuditTrail(parts.folder.audit, parts.clock, parts.log) as audit:
+    with BoardAuditLog(parts.folder.audit, parts.clock, parts.log) as audit:
         async with open_node(parts, audit, membership) as (node, buses):
             revoked = RevokedCallers(parts.folder, parts.log)
             await asyncio.to_thread(revoked.load)
@@ -106,7 +106,7 @@ async def run_node(parts: BoardAgentParts) -> None:
 
 async def _serve(
     parts: BoardAgentParts,
-    node: NodeState,
+    node: BoardAgentState,
     ports: Ports,
     membership: Membership | None,
     revoked: RevokedCallers,
@@ -121,7 +121,7 @@ async def _serve(
         await reporter_for(parts, node, ports, membership, revoked, keeper).run()
 
 
-def keeper_for(parts: BoardAgentParts, node: NodeState) -> DesiredKeeper:
+def keeper_for(parts: BoardAgentParts, node: BoardAgentState) -> DesiredKeeper:
     """What runs and drives what the server wants here."""
     return DesiredKeeper(
         folder=parts.folder,
@@ -140,12 +140,12 @@ def keeper_for(parts: BoardAgentParts, node: NodeState) -> DesiredKeeper:
 
 def reporter_for(
     parts: BoardAgentParts,
-    node: NodeState,
+    node: BoardAgentState,
     ports: Ports,
     membership: Membership,
     revoked: RevokedCallers,
     keeper: DesiredKeeper,
-) -> Reporter:
+) -> BoardReporter:
     async def identity_changed() -> None:
         await ports.renew()
         node.certificate_life = certificate_life(parts.folder)
@@ -156,7 +156,7 @@ def reporter_for(
             parts.log.warning("revocations.calls_ended", calls=ended)
         return taken
 
-    return Reporter(
+    return BoardReporter(
         node=node,
         folder=parts.folder,
         membership=membership,
@@ -173,15 +173,15 @@ def reporter_for(
 
 @asynccontextmanager
 async def open_node(
-    parts: BoardAgentParts, audit: AuditTrail, membership: Membership | None
-) -> AsyncIterator[tuple[NodeState, Buses]]:
+    parts: BoardAgentParts, audit: BoardAuditLog, membership: Membership | None
+) -> AsyncIterator[tuple[BoardAgentState, Buses]]:
     config, clock, simulated = parts.config, parts.clock, is_simulated(parts.config)
     pins = Pins(
         parts.open_chip or chip_factory(config.gpio.driver),
         config.gpio.policy(),
         clock,
         audit=audit.pin,
-        hardware_pwm=None if simulated or config.gpio.driver is Driver.NONE else SysfsPwm(),
+        hardware_pwm=None if simulated or config.gpio.driver is GpioDriverName.NONE else SysfsPwm(),
     )
     buses = Buses(
         open_spi=SimulatedSpi().open if simulated else bus_ports.open_spi,
@@ -192,17 +192,17 @@ async def open_node(
     )
     redaction = config.redaction()
     logs = Logs(
-        journal=Journal(program=config.logs.journalctl),
+        journal=SystemJournal(program=config.logs.journalctl),
         ring=parts.ring,
         files=config.logs.paths(),
         clock=clock,
         redaction=redaction,
         hostname=socket.gethostname(),
     )
-    commands = Commands(config.commands.policy(), clock, audit=audit, redaction=redaction)
+    commands = BoardCommands(config.commands.policy(), clock, audit=audit, redaction=redaction)
     async with pins, buses:
         yield (
-            NodeState(
+            BoardAgentState(
                 version=parts.version,
                 clock=clock,
                 pins=pins,
@@ -210,7 +210,8 @@ async def open_node(
                 logs=logs,
                 commands=commands,
                 audit=audit,
-                gpio_wanted=pins.available or config.gpio.driver in (Driver.GPIOD, Driver.SIMULATED),
+                gpio_wanted=pins.available
+                or config.gpio.driver in (GpioDriverName.GPIOD, GpioDriverName.SIMULATED),
                 certificate_life=certificate_life(parts.folder),
                 node_id=membership.node_id if membership is not None else 0,
             ),
@@ -218,13 +219,13 @@ async def open_node(
         )
 
 
-def chip_factory(driver: Driver) -> ChipFactory:
+def chip_factory(driver: GpioDriverName) -> ChipFactory:
     match driver:
-        case Driver.AUTO | Driver.GPIOD:
-            return opening.chip_factory(opening.Driver.GPIOD)
-        case Driver.SIMULATED:
-            return opening.chip_factory(opening.Driver.SIMULATED)
-        case Driver.NONE:
+        case GpioDriverName.AUTO | GpioDriverName.GPIOD:
+            return opening.chip_factory(opening.GpioDriver.GPIOD)
+        case GpioDriverName.SIMULATED:
+            return opening.chip_factory(opening.GpioDriver.SIMULATED)
+        case GpioDriverName.NONE:
             return _no_chip
 
 
@@ -232,11 +233,11 @@ def _no_chip() -> Chip:
     raise ChipMissing("GPIO is turned off on this node", hint="gpio.driver is none")
 
 
-def is_simulated(config: NodeConfig) -> bool:
-    return config.gpio.driver is Driver.SIMULATED
+def is_simulated(config: BoardAgentConfig) -> bool:
+    return config.gpio.driver is GpioDriverName.SIMULATED
 
 
-def certificate_life(folder: IdentityFolder) -> tuple[float, float] | None:
+def certificate_life(folder: BoardIdentityFolder) -> tuple[float, float] | None:
     """When the certificate that is on disk begins and ends."""
     try:
         life = folder.credentials().life
@@ -245,7 +246,9 @@ def certificate_life(folder: IdentityFolder) -> tuple[float, float] | None:
     return life.start, life.end
 
 
-async def introduce(parts: BoardAgentParts, node: NodeState, membership: Membership, *, port: int) -> Self:
+async def introduce(
+    parts: BoardAgentParts, node: BoardAgentState, membership: Membership, *, port: int
+) -> BoardSelf:
     """What this member says of itself now, under the name it has as such, whatever the machine is called."""
     snapshot = await node.sampler.first()
     me = await asyncio.to_thread(
@@ -258,10 +261,10 @@ async def introduce(parts: BoardAgentParts, node: NodeState, membership: Members
 def introduced(
     parts: BoardAgentParts,
     board: Board,
-    interfaces: tuple[Interface, ...],
-    memory: Memory | None,
+    interfaces: tuple[NetworkInterface, ...],
+    memory: MemoryUse | None,
     server: str,
-) -> Self:
+) -> BoardSelf:
     """What there is to say before the agent runs. Blocking on name look-up."""
     me = describe(
         board,
@@ -276,13 +279,13 @@ def introduced(
     return replace(me, labels=parts.config.node.labels, ssh_host_keys=board_sources.ssh_host_keys())
 
 
-def introduced_now(parts: BoardAgentParts, server: str) -> Self:
+def introduced_now(parts: BoardAgentParts, server: str) -> BoardSelf:
     """The introduction of this board with facts measured now, for joining."""
     host = parts.host
     return introduced(parts, board_sources.board(), host.interfaces(), host.memory(), server)
 
 
-def simulated_serial(folder: IdentityFolder, clock: Clock) -> str:
+def simulated_serial(folder: BoardIdentityFolder, clock: Clock) -> str:
     """A simulated serial number: stable for a folder, different between folders."""
     place = folder.root / "simulated-serial"
     with contextlib.suppress(FileNotFoundError):
@@ -293,7 +296,7 @@ def simulated_serial(folder: IdentityFolder, clock: Clock) -> str:
 
 
 @contextlib.contextmanager
-def _announced(folder: IdentityFolder, ports: Ports) -> Iterator[None]:
+def _announced(folder: BoardIdentityFolder, ports: Ports) -> Iterator[None]:
     """Where the agent is, for as long as it is there."""
     content = json.dumps({"pid": os.getpid(), "listeners": ports.addresses}).encode() + b"\n"
     folder.write(folder.running, content)

@@ -30,7 +30,7 @@ Value = str | int | float | bool | list[str] | Mapping[str, str]
 Facts = Mapping[str, Value]
 
 
-class AuditTrail:
+class BoardAuditLog:
     def __init__(
         self,
         path: Path,

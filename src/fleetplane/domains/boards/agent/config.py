@@ -15,10 +15,10 @@ import msgspec
 from fleetplane.domains.boards.agent.buses.buses import BusPolicy
 from fleetplane.domains.boards.agent.commands import rules as command_rules
 from fleetplane.domains.boards.agent.commands.diagnostics import diagnostics
-from fleetplane.domains.boards.agent.commands.rules import CommandPolicy, Free, Profile, Rule
+from fleetplane.domains.boards.agent.commands.rules import CommandPolicy, Free, ProgramProfile, Rule
 from fleetplane.domains.boards.agent.desired.packages import PackagePolicy
 from fleetplane.domains.boards.agent.logs.patterns import Redaction
-from fleetplane.domains.boards.agent.pins.rules import Operation, PinPolicy, PinRule, SafeState
+from fleetplane.domains.boards.agent.pins.rules import PinOperation, PinPolicy, PinRule, SafeState
 from fleetplane.kernel.errors import InvalidArgument, SettingsError
 
 FILE_LIMIT_BYTES: Final = 1024 * 1024
@@ -26,7 +26,7 @@ FILES_LIMIT: Final = 64
 PORT: Final = 9091
 
 
-class Driver(StrEnum):
+class GpioDriverName(StrEnum):
     AUTO = "auto"
     """The board's chip, if it has one."""
     GPIOD = "gpiod"
@@ -35,16 +35,16 @@ class Driver(StrEnum):
     NONE = "none"
 
 
-class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class BoardSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Frozen, by names only, and strict about them."""
 
 
-class NodeSection(Section, frozen=True):
+class BoardNodeSection(BoardSection, frozen=True):
     name: str = ""
     labels: dict[str, str] = {}
 
 
-class ListenSection(Section, frozen=True):
+class ListenSection(BoardSection, frozen=True):
     addresses: tuple[str, ...] = ("0.0.0.0",)  # noqa: S104  # a server must reach it; certificates are required
     port: int = PORT
     plaintext: str = ""
@@ -52,16 +52,16 @@ class ListenSection(Section, frozen=True):
     allow_remote_plaintext: bool = False
 
 
-class PinSection(Section, frozen=True):
+class PinSection(BoardSection, frozen=True):
     pin: int
     safe_state: SafeState = SafeState.INPUT
     safe_on_loss: bool = False
     dwell_seconds: float = 0.0
 
 
-class GpioSection(Section, frozen=True):
-    driver: Driver = Driver.AUTO
-    operations: tuple[Operation, ...] = tuple(Operation)
+class GpioSection(BoardSection, frozen=True):
+    driver: GpioDriverName = GpioDriverName.AUTO
+    operations: tuple[PinOperation, ...] = tuple(PinOperation)
     unprotected: tuple[int, ...] = ()
     restricted: tuple[int, ...] = ()
     allowed: tuple[int, ...] | None = None
@@ -90,7 +90,7 @@ class GpioSection(Section, frozen=True):
         )
 
 
-class BusSection(Section, frozen=True):
+class BoardBusSection(BoardSection, frozen=True):
     spi_channels: tuple[int, ...] = (0, 1)
     i2c_buses: tuple[int, ...] = (1,)
 
@@ -98,12 +98,12 @@ class BusSection(Section, frozen=True):
         return BusPolicy(spi_channels=frozenset(self.spi_channels), i2c_buses=frozenset(self.i2c_buses))
 
 
-class RuleSection(Section, frozen=True):
+class RuleSection(BoardSection, frozen=True):
     program: str
     forms: tuple[tuple[str, ...], ...] = ((),)
 
 
-class ProfileSection(Section, frozen=True):
+class ProfileSection(BoardSection, frozen=True):
     name: str
     rules: tuple[RuleSection, ...]
     timeout_seconds: int = command_rules.TIMEOUT_SECONDS
@@ -114,13 +114,13 @@ class ProfileSection(Section, frozen=True):
     working_dirs: tuple[str, ...] = ()
     stdin: bool = False
 
-    def profile(self) -> Profile:
+    def profile(self) -> ProgramProfile:
         said = msgspec.structs.asdict(self)
         rules = tuple(Rule(program=one.program, forms=one.forms) for one in self.rules)
-        return Profile(**{**said, "rules": rules})
+        return ProgramProfile(**{**said, "rules": rules})
 
 
-class CommandSection(Section, frozen=True):
+class CommandSection(BoardSection, frozen=True):
     diagnostics: bool = False
     """Allow the profile that comes with the agent."""
     free: Free = Free.NEVER
@@ -140,7 +140,7 @@ class CommandSection(Section, frozen=True):
         )
 
 
-class ProgramsSection(Section, frozen=True):
+class ProgramsSection(BoardSection, frozen=True):
     """Programs that the server may have kept running here; without rules there are none."""
 
     rules: tuple[RuleSection, ...] = ()
@@ -152,7 +152,7 @@ class ProgramsSection(Section, frozen=True):
 
     def policy(self) -> CommandPolicy:
         rules = tuple(Rule(program=one.program, forms=one.forms) for one in self.rules)
-        profile = Profile(
+        profile = ProgramProfile(
             name="programs", rules=rules, environment=self.environment, working_dirs=self.working_dirs
         )
         return CommandPolicy(
@@ -163,7 +163,7 @@ class ProgramsSection(Section, frozen=True):
         )
 
 
-class PackagesSection(Section, frozen=True):
+class PackagesSection(BoardSection, frozen=True):
     """Debian packages that the server may have installed here; without names there are none."""
 
     allow: tuple[str, ...] = ()
@@ -176,7 +176,7 @@ class PackagesSection(Section, frozen=True):
         return PackagePolicy(allow=self.allow, sudo=self.sudo, timeout_seconds=self.timeout_seconds).checked()
 
 
-class LogSection(Section, frozen=True):
+class LogSection(BoardSection, frozen=True):
     files: dict[str, str] = {}
     redact: tuple[str, ...] = ()
     journalctl: str = ""
@@ -192,21 +192,21 @@ class LogSection(Section, frozen=True):
         return {name: Path(path) for name, path in self.files.items()}
 
 
-class AccessSection(Section, frozen=True):
+class AccessSection(BoardSection, frozen=True):
     refuse: tuple[str, ...] = ()
     """Principals and serial numbers of certificates (hexadecimal) that are not let in."""
 
 
-class ReportSection(Section, frozen=True):
+class ReportSection(BoardSection, frozen=True):
     loss_after_seconds: float = 90.0
     """Seconds without a message from the server after which pins configured for it are made safe."""
 
 
-class NodeConfig(Section, frozen=True):
-    node: NodeSection = NodeSection()
+class BoardAgentConfig(BoardSection, frozen=True):
+    node: BoardNodeSection = BoardNodeSection()
     listen: ListenSection = ListenSection()
     gpio: GpioSection = GpioSection()
-    buses: BusSection = BusSection()
+    buses: BoardBusSection = BoardBusSection()
     commands: CommandSection = CommandSection()
     programs: ProgramsSection = ProgramsSection()
     packages: PackagesSection = PackagesSection()
@@ -217,7 +217,7 @@ class NodeConfig(Section, frozen=True):
     def redaction(self) -> Redaction:
         return Redaction.of(self.logs.redact, field="logs.redact")
 
-    def check(self) -> NodeConfig:
+    def check(self) -> BoardAgentConfig:
         """Whatever can be wrong with it, found now."""
         self.gpio.policy()
         self.commands.policy()
@@ -234,9 +234,9 @@ class NodeConfig(Section, frozen=True):
         return self
 
 
-def load(path: Path | None) -> NodeConfig:
+def load(path: Path | None) -> BoardAgentConfig:
     if path is None:
-        return NodeConfig()
+        return BoardAgentConfig()
     try:
         raw = path.read_bytes()
     except OSError as error:
@@ -249,9 +249,9 @@ def load(path: Path | None) -> NodeConfig:
         raise SettingsError(f"{path} is not TOML: {error}") from error
 
 
-def decode(document: dict[str, Any], *, source: str = "the configuration") -> NodeConfig:
+def decode(document: dict[str, Any], *, source: str = "the configuration") -> BoardAgentConfig:
     try:
-        return msgspec.convert(document, NodeConfig).check()
+        return msgspec.convert(document, BoardAgentConfig).check()
     except msgspec.ValidationError as error:
         raise SettingsError(f"{source}: {error}") from error
     except InvalidArgument as error:  # a pattern

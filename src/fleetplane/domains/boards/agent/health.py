@@ -21,7 +21,7 @@ CERTIFICATE_WORRY_SHARE: Final = 1 / 6
 """Of its life left: it should have been renewed when twice that was."""
 
 
-class Status(StrEnum):
+class CheckStatus(StrEnum):
     OK = "OK"
     DEGRADED = "DEGRADED"
     FAILED = "FAILED"
@@ -30,12 +30,12 @@ class Status(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
     name: str
-    status: Status
+    status: CheckStatus
     message: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class CheckFacts:
     """What the checks go by. Times in seconds since the Unix epoch."""
 
     now: float
@@ -51,28 +51,28 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Health:
-    status: Status
+class BoardHealth:
+    status: CheckStatus
     checks: tuple[Check, ...]
 
 
-def assess(facts: Facts) -> Health:
+def assess(facts: CheckFacts) -> BoardHealth:
     checks = tuple(_checks(facts))
-    worst = Status.OK
+    worst = CheckStatus.OK
     for check in checks:
-        if check.status is Status.FAILED:
-            worst = Status.FAILED
-        elif check.status is Status.DEGRADED and worst is Status.OK:
-            worst = Status.DEGRADED
-    return Health(status=worst, checks=checks)
+        if check.status is CheckStatus.FAILED:
+            worst = CheckStatus.FAILED
+        elif check.status is CheckStatus.DEGRADED and worst is CheckStatus.OK:
+            worst = CheckStatus.DEGRADED
+    return BoardHealth(status=worst, checks=checks)
 
 
-def _checks(facts: Facts) -> Iterable[Check]:
+def _checks(facts: CheckFacts) -> Iterable[Check]:
     yield _gpio(facts)
     yield _metrics(facts)
-    yield Check(name="logs", status=Status.OK, message=facts.journal_reason)
+    yield Check(name="logs", status=CheckStatus.OK, message=facts.journal_reason)
     if facts.audit_lost:
-        yield Check(name="audit", status=Status.FAILED, message=f"{facts.audit_lost} entries are lost")
+        yield Check(name="audit", status=CheckStatus.FAILED, message=f"{facts.audit_lost} entries are lost")
     if facts.snapshot is not None:
         yield _disk(facts.snapshot)
         yield _temperature(facts.snapshot)
@@ -81,68 +81,72 @@ def _checks(facts: Facts) -> Iterable[Check]:
     yield _certificate(facts)
 
 
-def _gpio(facts: Facts) -> Check:
+def _gpio(facts: CheckFacts) -> Check:
     if facts.gpio_available:
-        return Check(name="gpio", status=Status.OK)
-    status = Status.DEGRADED if facts.gpio_wanted else Status.OK
+        return Check(name="gpio", status=CheckStatus.OK)
+    status = CheckStatus.DEGRADED if facts.gpio_wanted else CheckStatus.OK
     return Check(name="gpio", status=status, message=facts.gpio_reason)
 
 
-def _metrics(facts: Facts) -> Check:
+def _metrics(facts: CheckFacts) -> Check:
     if facts.snapshot is None:
-        return Check(name="metrics", status=Status.DEGRADED, message="nothing was measured yet")
+        return Check(name="metrics", status=CheckStatus.DEGRADED, message="nothing was measured yet")
     age = facts.now - facts.snapshot.at_ns / 1e9
     if age > STALE_METRICS_SECONDS:
-        return Check(name="metrics", status=Status.FAILED, message=f"last measured {age:.0f} s ago")
-    return Check(name="metrics", status=Status.OK)
+        return Check(name="metrics", status=CheckStatus.FAILED, message=f"last measured {age:.0f} s ago")
+    return Check(name="metrics", status=CheckStatus.OK)
 
 
 def _disk(snapshot: Snapshot) -> Check:
     used = snapshot.root_disk_usage_percent
     if snapshot.root_read_only:
-        return Check(name="disk", status=Status.FAILED, message="the root file system is read-only")
+        return Check(name="disk", status=CheckStatus.FAILED, message="the root file system is read-only")
     if used >= DISK_FULL_PERCENT:
-        return Check(name="disk", status=Status.FAILED, message=f"{used:.0f} % of the root disk is used")
+        return Check(name="disk", status=CheckStatus.FAILED, message=f"{used:.0f} % of the root disk is used")
     worn = [one.name for one in snapshot.storage if one.reserve in (Reserve.WARNING, Reserve.URGENT)]
     if worn:
-        return Check(name="disk", status=Status.DEGRADED, message=f"{', '.join(worn)} is worn out")
+        return Check(name="disk", status=CheckStatus.DEGRADED, message=f"{', '.join(worn)} is worn out")
     if used >= DISK_WORRY_PERCENT:
-        return Check(name="disk", status=Status.DEGRADED, message=f"{used:.0f} % of the root disk is used")
-    return Check(name="disk", status=Status.OK)
+        return Check(
+            name="disk", status=CheckStatus.DEGRADED, message=f"{used:.0f} % of the root disk is used"
+        )
+    return Check(name="disk", status=CheckStatus.OK)
 
 
 def _temperature(snapshot: Snapshot) -> Check:
     celsius = snapshot.temperature_celsius
     if any(zone.status == "critical" for zone in snapshot.zones) or celsius >= CRITICAL_CELSIUS:
-        return Check(name="temperature", status=Status.FAILED, message=f"{celsius:.0f} degrees")
+        return Check(name="temperature", status=CheckStatus.FAILED, message=f"{celsius:.0f} degrees")
     if celsius >= HOT_CELSIUS:
-        return Check(name="temperature", status=Status.DEGRADED, message=f"{celsius:.0f} degrees")
-    return Check(name="temperature", status=Status.OK, message="" if snapshot.zones else "no sensor")
+        return Check(name="temperature", status=CheckStatus.DEGRADED, message=f"{celsius:.0f} degrees")
+    return Check(name="temperature", status=CheckStatus.OK, message="" if snapshot.zones else "no sensor")
 
 
 def _power(snapshot: Snapshot) -> Check:
     power = snapshot.power
     if snapshot.under_voltage_alarm or (power is not None and power.under_voltage_now):
-        return Check(name="power", status=Status.DEGRADED, message="the supply's voltage is too low")
+        return Check(name="power", status=CheckStatus.DEGRADED, message="the supply's voltage is too low")
     if power is not None and power.throttled_now:
-        return Check(name="power", status=Status.DEGRADED, message="the processor is being slowed down")
-    return Check(name="power", status=Status.OK)
+        return Check(name="power", status=CheckStatus.DEGRADED, message="the processor is being slowed down")
+    return Check(name="power", status=CheckStatus.OK)
 
 
 def _clock(snapshot: Snapshot) -> Check:
     if snapshot.clock_synchronised is False:
-        return Check(name="clock", status=Status.DEGRADED, message="the clock is not synchronised")
-    return Check(name="clock", status=Status.OK)
+        return Check(name="clock", status=CheckStatus.DEGRADED, message="the clock is not synchronised")
+    return Check(name="clock", status=CheckStatus.OK)
 
 
-def _certificate(facts: Facts) -> Check:
+def _certificate(facts: CheckFacts) -> Check:
     begins, ends = facts.certificate_begins, facts.certificate_ends
     if begins is None or ends is None:
-        return Check(name="certificate", status=Status.DEGRADED, message="this node has not joined a server")
+        return Check(
+            name="certificate", status=CheckStatus.DEGRADED, message="this node has not joined a server"
+        )
     left = ends - facts.now
     if left <= 0:
-        return Check(name="certificate", status=Status.FAILED, message="it has expired")
+        return Check(name="certificate", status=CheckStatus.FAILED, message="it has expired")
     if left < (ends - begins) * CERTIFICATE_WORRY_SHARE:
         words = f"it expires in {left / 3600:.0f} h and was not renewed"
-        return Check(name="certificate", status=Status.DEGRADED, message=words)
-    return Check(name="certificate", status=Status.OK)
+        return Check(name="certificate", status=CheckStatus.DEGRADED, message=words)
+    return Check(name="certificate", status=CheckStatus.OK)

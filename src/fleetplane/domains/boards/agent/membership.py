@@ -44,7 +44,7 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
     """The digest of what we registered with last."""
 
 
-class IdentityFolder(CertificateFolder):
+class BoardIdentityFolder(CertificateFolder):
     def __init__(self, root: Path) -> None:
         super().__init__(root, stem="node", hint="join a server first")
         self.membership = root / "membership.json"

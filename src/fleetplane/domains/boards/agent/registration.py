@@ -13,21 +13,21 @@ import grpc.aio
 import msgspec
 
 from fleetplane.domains.boards.agent import trust as link
-from fleetplane.domains.boards.agent.membership import IdentityFolder, Membership
+from fleetplane.domains.boards.agent.membership import BoardIdentityFolder, Membership
 from fleetplane.domains.boards.agent.metrics.values import Board
 from fleetplane.domains.boards.wire import join_token
 from fleetplane.gen.boards import boards_pb2 as pb
 from fleetplane.gen.boards import boards_pb2_grpc
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import AlreadyExists, FailedPrecondition, Unavailable
-from fleetplane.node.host.values import Interface
+from fleetplane.node.host.values import NetworkInterface
 
 APPROVAL_SECONDS: Final = 10.0
 """Between two questions whether somebody has approved us."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Self:
+class BoardSelf:
     """What this node says of itself. Blank where it does not know."""
 
     name: str
@@ -77,13 +77,13 @@ class Self:
 
 
 def describe(
-    board: Board, interfaces: tuple[Interface, ...], *, name: str, memory_bytes: int, towards: str
-) -> Self:
+    board: Board, interfaces: tuple[NetworkInterface, ...], *, name: str, memory_bytes: int, towards: str
+) -> BoardSelf:
     """From what was measured. `towards` is our address as the server sees the way to it."""
     with_address = next((one for one in interfaces if towards in one.addresses), None)
     first = next((one for one in interfaces if one.up and one.mac_address), None)
     chosen = with_address or first
-    return Self(
+    return BoardSelf(
         name=name or board.hostname,
         ip_address=towards,
         mac_address=chosen.mac_address if chosen else "",
@@ -99,7 +99,7 @@ def describe(
 
 
 class Joiner:
-    def __init__(self, folder: IdentityFolder, clock: Clock) -> None:
+    def __init__(self, folder: BoardIdentityFolder, clock: Clock) -> None:
         self._folder = folder
         self._clock = clock
 
@@ -110,7 +110,7 @@ class Joiner:
         self,
         token: str,
         server: str,
-        me: Self,
+        me: BoardSelf,
         *,
         server_name: str = "",
         replace_identity: bool = False,
@@ -169,10 +169,10 @@ class Joiner:
         self._folder.store_membership(membership)
 
 
-class Registrar:
+class BoardRegistrar:
     """Registers a member again, when something about it has changed or its certificate grows old."""
 
-    def __init__(self, folder: IdentityFolder, clock: Clock) -> None:
+    def __init__(self, folder: BoardIdentityFolder, clock: Clock) -> None:
         self._folder = folder
         self._clock = clock
 
@@ -184,7 +184,7 @@ class Registrar:
         return self._clock.now_ns() / 1e9 >= identity.life.renewal_at()
 
     async def update(
-        self, channel: grpc.aio.Channel, me: Self, membership: Membership, *, renew: bool
+        self, channel: grpc.aio.Channel, me: BoardSelf, membership: Membership, *, renew: bool
     ) -> tuple[Membership, bool]:
         """The membership as it is now, and whether certificate or trust changed: then connect anew."""
         csr = await asyncio.to_thread(self._folder.csr_pem) if renew else ""
@@ -223,6 +223,6 @@ async def register(channel: grpc.aio.Channel, request: pb.NodeRegistration) -> p
     return answer
 
 
-def without_hardware(me: Self, *, serial_number: str) -> Self:
+def without_hardware(me: BoardSelf, *, serial_number: str) -> BoardSelf:
     """For a simulated node: several on one machine must not be taken for one."""
     return replace(me, mac_address="", serial_number=serial_number, model="simulated")

@@ -22,10 +22,10 @@ import structlog
 from fleetplane.domains.boards.agent import trust as link
 from fleetplane.domains.boards.agent.desired.keeper import DesiredKeeper
 from fleetplane.domains.boards.agent.gpio.errors import HardwareFault
-from fleetplane.domains.boards.agent.health import Status
-from fleetplane.domains.boards.agent.membership import IdentityFolder, Membership
-from fleetplane.domains.boards.agent.registration import Registrar, Self
-from fleetplane.domains.boards.agent.state import NodeState
+from fleetplane.domains.boards.agent.health import CheckStatus
+from fleetplane.domains.boards.agent.membership import BoardIdentityFolder, Membership
+from fleetplane.domains.boards.agent.registration import BoardRegistrar, BoardSelf
+from fleetplane.domains.boards.agent.state import BoardAgentState
 from fleetplane.domains.boards.agent.wire import messages as wire_messages
 from fleetplane.domains.boards.agent.wire import metrics as wire_metrics
 from fleetplane.gen.boards import boards_pb2 as pb
@@ -34,8 +34,8 @@ from fleetplane.gen.pi_controller import pi_controller_pb2 as pi
 from fleetplane.kernel.backoff import Backoff
 from fleetplane.kernel.errors import FleetplaneError
 from fleetplane.kernel.values.timestamps import timestamp
-from fleetplane.node.certificates import Credentials
-from fleetplane.node.connection import SPREAD_SECONDS, Attempt, KeepConnected, Retries
+from fleetplane.node.certificates import ConnectionCredentials
+from fleetplane.node.connection import SPREAD_SECONDS, ConnectionAttempt, ConnectionRetries, KeepConnected
 from fleetplane.node.outbox import Outbox
 from fleetplane.node.tasks import beside
 from fleetplane.node.upgrade.following import Follow, no_check_in, no_metadata
@@ -54,11 +54,11 @@ def seconds_since_boot() -> float:
 
 
 @dataclass(slots=True, kw_only=True)
-class Reporter:
-    node: NodeState
-    folder: IdentityFolder
+class BoardReporter:
+    node: BoardAgentState
+    folder: BoardIdentityFolder
     membership: Membership
-    describe: Callable[[], Awaitable[Self]]
+    describe: Callable[[], Awaitable[BoardSelf]]
     """What the node would say of itself now."""
     identity_changed: Callable[[], Awaitable[None]]
     """There is a new certificate on disk, or another authority."""
@@ -85,7 +85,7 @@ class Reporter:
     _unsafe: bool = False
     """The server is lost, and pins are still to be made safe for that."""
     _renewed_at: float | None = None
-    _attempt: Attempt | None = None
+    _attempt: ConnectionAttempt | None = None
     _unpresented: bool = False
     """There is an identity on disk of which `identity_changed` has not been told with success."""
     _registered: bool = False
@@ -125,7 +125,7 @@ class Reporter:
         node, now_ns = self.node, self.node.clock.now_ns()
         health, snapshot = node.health(), node.sampler.latest
         if status is None:
-            status = pi.NODE_STATUS_NOT_READY if health.status is Status.FAILED else pi.NODE_STATUS_READY
+            status = pi.NODE_STATUS_NOT_READY if health.status is CheckStatus.FAILED else pi.NODE_STATUS_READY
         report = pb.HealthReport(
             name=self.membership.name,
             status_text=health.status,
@@ -183,7 +183,9 @@ class Reporter:
         """The waits begin anew after a connection on which the server answered."""
         await KeepConnected(
             endings=(FleetplaneError,),
-            waits=Retries(backoff=self.retry, refused=self.refused_retry, spread_seconds=self.spread_seconds),
+            waits=ConnectionRetries(
+                backoff=self.retry, refused=self.refused_retry, spread_seconds=self.spread_seconds
+            ),
             lost=self._not_delivered,
             clock=self.node.clock,
         ).run(self._connected)
@@ -196,7 +198,7 @@ class Reporter:
             waiting = len(self.outbox)
             self.log.warning("server.out_of_reach", error=str(why), waiting=waiting, retry_in_seconds=pause)
 
-    async def _connected(self, attempt: Attempt) -> None:
+    async def _connected(self, attempt: ConnectionAttempt) -> None:
         """Deliver over one connection; returns when another identity asks for another one."""
         self._attempt = attempt
         await self._present()
@@ -210,7 +212,7 @@ class Reporter:
             async with beside([self.check_in(channel, no_metadata)]):
                 await self._report(channel, identity)
 
-    async def _report(self, channel: grpc.aio.Channel, identity: Credentials) -> None:
+    async def _report(self, channel: grpc.aio.Channel, identity: ConnectionCredentials) -> None:
         stub = boards_pb2_grpc.ControlPlaneStub(channel)
         while not await self._register_if_due(channel, identity):
             sequence, report = await self.outbox.oldest()
@@ -228,7 +230,7 @@ class Reporter:
             if answer.HasField("desired"):
                 await self.keeper.take(answer.desired)
 
-    async def _register_if_due(self, channel: grpc.aio.Channel, identity: Credentials) -> bool:
+    async def _register_if_due(self, channel: grpc.aio.Channel, identity: ConnectionCredentials) -> bool:
         """Whether that brought a new identity."""
         me = await self.describe()
         renew = self._now() >= identity.life.renewal_at() and self._may_renew_again()
@@ -244,8 +246,8 @@ class Reporter:
         self._renewed_at = now
         return True
 
-    async def _register(self, channel: grpc.aio.Channel, me: Self, *, renew: bool) -> bool:
-        registrar = Registrar(self.folder, self.node.clock)
+    async def _register(self, channel: grpc.aio.Channel, me: BoardSelf, *, renew: bool) -> bool:
+        registrar = BoardRegistrar(self.folder, self.node.clock)
         self.membership, changed = await registrar.update(channel, me, self.membership, renew=renew)
         self._registered = True
         self._heard()
@@ -260,7 +262,7 @@ class Reporter:
             await self.identity_changed()
             self._unpresented = False
 
-    async def _come_back(self, identity: Credentials) -> None:
+    async def _come_back(self, identity: ConnectionCredentials) -> None:
         """Our certificate ran out while we were away: our key is known still, but someone has to approve."""
         self.log.warning("certificate.expired", server=self.membership.server)
         channel = link.anonymous_channel(
@@ -279,7 +281,7 @@ class Reporter:
                         goodbye, timeout=GOODBYE_SECONDS
                     )
 
-    def _channel(self, identity: Credentials) -> grpc.aio.Channel:
+    def _channel(self, identity: ConnectionCredentials) -> grpc.aio.Channel:
         return link.own_channel(self.membership.server, identity, server_name=self.membership.server_name)
 
     def _now(self) -> float:

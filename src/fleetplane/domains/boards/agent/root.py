@@ -86,7 +86,7 @@ def board_parts(settings: BoardAgentSettings) -> BoardAgentParts:
     from fleetplane.domains.boards.agent import config as node_config
     from fleetplane.domains.boards.agent.assembly import BoardAgentParts
     from fleetplane.domains.boards.agent.logs.ring import LogRing
-    from fleetplane.domains.boards.agent.membership import IdentityFolder
+    from fleetplane.domains.boards.agent.membership import BoardIdentityFolder
 
     clock = SystemClock()
     config = node_config.load(settings.config)
@@ -102,12 +102,12 @@ def board_parts(settings: BoardAgentSettings) -> BoardAgentParts:
         listen=msgspec.structs.replace(
             config.listen, **{key: value for key, value in listen.items() if value not in ((), None, "")}
         ),
-        gpio=msgspec.structs.replace(config.gpio, driver=node_config.Driver.SIMULATED)
+        gpio=msgspec.structs.replace(config.gpio, driver=node_config.GpioDriverName.SIMULATED)
         if settings.simulate
         else config.gpio,
     ).check()
     return BoardAgentParts(
-        folder=IdentityFolder(settings.state_dir.absolute()),
+        folder=BoardIdentityFolder(settings.state_dir.absolute()),
         config=config,
         version=__version__,
         clock=clock,

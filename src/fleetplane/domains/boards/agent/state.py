@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from fleetplane.domains.boards.agent import health
-from fleetplane.domains.boards.agent.audit import AuditTrail
-from fleetplane.domains.boards.agent.commands.commands import Commands
-from fleetplane.domains.boards.agent.health import Health
+from fleetplane.domains.boards.agent.audit import BoardAuditLog
+from fleetplane.domains.boards.agent.commands.commands import BoardCommands
+from fleetplane.domains.boards.agent.health import BoardHealth
 from fleetplane.domains.boards.agent.logs.logs import Logs
 from fleetplane.domains.boards.agent.metrics.sampler import MetricsSampler
 from fleetplane.domains.boards.agent.pins.pins import Pins
@@ -15,14 +15,14 @@ from fleetplane.kernel.clock import Clock
 
 
 @dataclass(slots=True, kw_only=True)
-class NodeState:
+class BoardAgentState:
     version: str
     clock: Clock
     pins: Pins
     sampler: MetricsSampler
     logs: Logs
-    commands: Commands
-    audit: AuditTrail
+    commands: BoardCommands
+    audit: BoardAuditLog
     gpio_wanted: bool
     """Whether pins are expected here: then it is a fault that there are none."""
     certificate_life: tuple[float, float] | None = None
@@ -52,10 +52,10 @@ class NodeState:
             found.append("commands")
         return sorted(found)
 
-    def health(self) -> Health:
+    def health(self) -> BoardHealth:
         life = self.certificate_life
         return health.assess(
-            health.Facts(
+            health.CheckFacts(
                 now=self.clock.now_ns() / 1e9,
                 gpio_wanted=self.gpio_wanted,
                 gpio_available=self.pins.available,

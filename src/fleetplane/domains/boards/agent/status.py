@@ -6,11 +6,11 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
-from fleetplane.domains.boards.agent.membership import IdentityFolder
+from fleetplane.domains.boards.agent.membership import BoardIdentityFolder
 from fleetplane.kernel.errors import FleetplaneError, Unavailable
 
 
-def overview(folder: IdentityFolder) -> dict[str, Any]:
+def overview(folder: BoardIdentityFolder) -> dict[str, Any]:
     found: dict[str, Any] = {"state_dir": str(folder.root)}
     membership = folder.load_membership()
     found["member"] = membership is not None
@@ -36,7 +36,7 @@ def overview(folder: IdentityFolder) -> dict[str, Any]:
     return found
 
 
-def _running(folder: IdentityFolder) -> dict[str, Any] | None:
+def _running(folder: BoardIdentityFolder) -> dict[str, Any] | None:
     """Where the agent is. A file that a killed one left behind does not count: nobody holds its lock."""
     if not folder.root.is_dir():
         return None

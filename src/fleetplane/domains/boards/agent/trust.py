@@ -16,8 +16,8 @@ import grpc.aio
 
 from fleetplane.kernel.errors import InvalidArgument, PermissionDenied
 from fleetplane.node import link
-from fleetplane.node.certificates import Credentials
-from fleetplane.node.link import LinkOptions, Trust
+from fleetplane.node.certificates import ConnectionCredentials
+from fleetplane.node.link import LinkOptions, ServerTrust
 
 CALL_SECONDS: Final = 20.0
 CONNECT_SECONDS: Final = 10.0
@@ -25,7 +25,7 @@ DEFAULT_PORT: Final = 9090
 CHAIN_LIMIT: Final = 10
 
 
-class RefusedByServer(link.Refused, PermissionDenied):
+class RefusedByServer(link.ServerRefused, PermissionDenied):
     """The server answered, and its answer will be the same next time."""
 
     reason = "REFUSED_BY_SERVER"
@@ -124,16 +124,16 @@ def _der(certificate: Any) -> bytes:
 
 
 def anonymous_channel(address: str, authority_pem: bytes, *, server_name: str = "") -> grpc.aio.Channel:
-    trust = Trust(roots_pem=authority_pem)
+    trust = ServerTrust(roots_pem=authority_pem)
     return link.channel(canonical(address), trust, OPTIONS, server_name=server_name)
 
 
-def own_channel(address: str, identity: Credentials, *, server_name: str = "") -> grpc.aio.Channel:
-    trust = Trust(
+def own_channel(address: str, identity: ConnectionCredentials, *, server_name: str = "") -> grpc.aio.Channel:
+    trust = ServerTrust(
         roots_pem=identity.authority_pem, key_pem=identity.key_pem, certificate_pem=identity.certificate_pem
     )
     return link.channel(canonical(address), trust, OPTIONS, server_name=server_name)
 
 
-def translated(error: grpc.aio.AioRpcError) -> link.LinkLost | link.Refused:
+def translated(error: grpc.aio.AioRpcError) -> link.LinkLost | link.ServerRefused:
     return link.translated(error, OPTIONS)

@@ -16,13 +16,13 @@ from fleetplane.domains.boards.inventory.numbers import Numbers
 from fleetplane.domains.boards.kinds import (
     CERTIFICATE,
     SCOPE,
+    BoardCertificateSpec,
+    BoardCertificateStatus,
     Certificate,
-    CertificateSpec,
-    CertificateStatus,
     number_of,
 )
 from fleetplane.kernel.errors import NotFound
-from fleetplane.kernel.identity import Issued
+from fleetplane.kernel.identity import IssuedCertificate
 from fleetplane.kernel.identity.revocation import Revocations
 from fleetplane.kernel.resources import Key
 from fleetplane.kernel.store import ABSENT, Draft, Store
@@ -33,7 +33,7 @@ _USAGES = {
 }
 
 
-class Certificates:
+class IssuedCertificates:
     def __init__(self, store: Store, revocations: Revocations) -> None:
         self._store = store
         self._revocations = revocations
@@ -57,12 +57,12 @@ class Certificates:
         """What a transaction that records one must announce."""
         return [CERTIFICATE.key(SCOPE, str(number)), self.numbers.key]
 
-    def record(self, draft: Draft, number: int, spec: CertificateSpec) -> Certificate:
+    def record(self, draft: Draft, number: int, spec: BoardCertificateSpec) -> Certificate:
         """Inside the transaction that hands it out; the number was taken before."""
         self.numbers.record(draft, number)
         draft.claim(CERTIFICATE, SCOPE, "serial", spec.serial, str(number))
         return draft.put(
-            CERTIFICATE, SCOPE, str(number), spec=spec, status=CertificateStatus(), expect=ABSENT
+            CERTIFICATE, SCOPE, str(number), spec=spec, status=BoardCertificateStatus(), expect=ABSENT
         )
 
     async def revoke(self, number: int, *, reason: str, actor: str) -> Certificate:
@@ -104,7 +104,7 @@ class Certificates:
                 raise NotFound(f"certificate {number} is not known", field="id")
             if found.status is not None and found.status.revoked_at_ns is not None:
                 return found
-            status = CertificateStatus(revoked_at_ns=draft.now_ns, revoked_reason=reason)
+            status = BoardCertificateStatus(revoked_at_ns=draft.now_ns, revoked_reason=reason)
             return draft.put(CERTIFICATE, SCOPE, found.name, spec=found.spec, status=status)
 
         done = await self._store.transact(
@@ -132,13 +132,17 @@ def is_standing(kept: Certificate) -> bool:
 
 
 def described(
-    issued: Issued, *, board: int | None = None, cluster_id: int | None = None, auto_renew: bool = False
-) -> CertificateSpec:
+    issued: IssuedCertificate,
+    *,
+    board: int | None = None,
+    cluster_id: int | None = None,
+    auto_renew: bool = False,
+) -> BoardCertificateSpec:
     """What is kept of a certificate, read from the certificate itself."""
     leaf = x509.load_pem_x509_certificate(issued.leaf_pem)
     names = leaf.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     usages = _extended(leaf)
-    return CertificateSpec(
+    return BoardCertificateSpec(
         serial=f"{leaf.serial_number:x}",
         common_name=str(names[0].value) if names else "",
         subject=leaf.subject.rfc4514_string(),

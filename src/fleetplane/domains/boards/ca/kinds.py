@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from fleetplane.domains.boards.kinds import Spec
+from fleetplane.domains.boards.kinds import BoardsSpec
 from fleetplane.kernel.resources import Kind, Resource
 
 
@@ -16,7 +16,7 @@ class CertificateType(StrEnum):
     INTERMEDIATE = "intermediate"
 
 
-class CertificateState(StrEnum):
+class IssuedState(StrEnum):
     ACTIVE = "active"
     EXPIRED = "expired"
     REVOKED = "revoked"
@@ -32,7 +32,7 @@ class RequestState(StrEnum):
     FAILED = "failed"
 
 
-class RequestSpec(Spec, frozen=True):
+class RequestSpec(BoardsSpec, frozen=True):
     """What somebody wants certified. The key is theirs, and the request signed with it."""
 
     common_name: str
@@ -49,7 +49,7 @@ class RequestSpec(Spec, frozen=True):
     cluster_id: int | None = None
 
 
-class RequestStatus(Spec, frozen=True):
+class RequestStatus(BoardsSpec, frozen=True):
     state: RequestState = RequestState.PENDING
     processed_at_ns: int | None = None
     processed_by: str = ""

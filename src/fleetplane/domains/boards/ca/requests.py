@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 from fleetplane.domains.boards.ca import issued as certificates
 from fleetplane.domains.boards.ca import rules as ca_rules
-from fleetplane.domains.boards.ca.issued import Certificates
+from fleetplane.domains.boards.ca.issued import IssuedCertificates
 from fleetplane.domains.boards.ca.kinds import (
     CERTIFICATE_REQUEST,
     CertificateRequest,
@@ -29,8 +29,8 @@ from fleetplane.domains.boards.kinds import (
     CERTIFICATE,
     CLUSTER,
     SCOPE,
+    BoardCertificateSpec,
     Certificate,
-    CertificateSpec,
 )
 from fleetplane.kernel.errors import FailedPrecondition, FleetplaneError, NotFound, ResourceExhausted
 from fleetplane.kernel.identity import Authority
@@ -50,7 +50,7 @@ class CertificateRequests:
         self,
         store: Store,
         authority: Authority,
-        issued: Certificates,
+        issued: IssuedCertificates,
         *,
         domains: Sequence[str] = ca_rules.DOMAINS,
     ) -> None:
@@ -144,7 +144,7 @@ class CertificateRequests:
         )
         return done.value
 
-    def _again(self, kept: CertificateSpec) -> CertificateSpec:
+    def _again(self, kept: BoardCertificateSpec) -> BoardCertificateSpec:
         leaf = x509.load_pem_x509_certificate(kept.pem.encode())
         key = leaf.public_key()
         assert isinstance(key, ec.EllipticCurvePublicKey | ed25519.Ed25519PublicKey)
@@ -199,7 +199,7 @@ class CertificateRequests:
         status: RequestStatus,
         *,
         actor: str,
-        issued: tuple[int, CertificateSpec] | None = None,
+        issued: tuple[int, BoardCertificateSpec] | None = None,
     ) -> CertificateRequest:
         def change(draft: Draft) -> CertificateRequest:
             request = _present(draft.get(CERTIFICATE_REQUEST, SCOPE, str(number)), number)

@@ -22,9 +22,9 @@ from fleetplane.domains.boards.inventory.boards import status_of
 from fleetplane.domains.boards.kinds import BOARD, SCOPE, number_of
 from fleetplane.domains.boards.logs.relay import LogsRelay
 from fleetplane.domains.boards.metrics.history import MetricsHistory
-from fleetplane.domains.boards.pins.client import NodePins
+from fleetplane.domains.boards.pins.client import PinsOfNode
 from fleetplane.domains.boards.pins.controller import GpioController, GpioPolicy
-from fleetplane.domains.boards.pins.driver import Driver
+from fleetplane.domains.boards.pins.driver import PinDriver
 from fleetplane.domains.boards.pins.kinds import GPIO_DEVICE
 from fleetplane.domains.boards.pins.turns import PIN_TURN, PinTurns
 from fleetplane.fleet.runs.metrics import RunCollector
@@ -54,8 +54,8 @@ class NodeSide:
             plain=options.plain,
         )
         self.devices = core.devices
-        self.pins = NodePins(self.links, core.boards, clock)
-        self.driver = Driver(self.devices, self.pins, PinTurns(store, clock), clock, kernel.telemetry)
+        self.pins = PinsOfNode(self.links, core.boards, clock)
+        self.driver = PinDriver(self.devices, self.pins, PinTurns(store, clock), clock, kernel.telemetry)
         self.gpio = GpioController(
             store=store,
             clock=clock,

@@ -70,7 +70,7 @@ M = TypeVar("M", bound=Message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class CallOrigin:
     """On whose behalf a board is called; it writes that down beside our own name."""
 
     actor: str
@@ -94,7 +94,7 @@ class LinkStatistics:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Address:
+class ChannelAddress:
     """Everything that makes a channel what it is: if any of it changes, another is needed."""
 
     host: str
@@ -110,11 +110,11 @@ class Address:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Link:
+class BoardLink:
     """An open channel, and the calls on it."""
 
     board: int
-    address: Address
+    address: ChannelAddress
     channel: grpc.aio.Channel
     calls: int = 0
     node: Any = field(init=False)
@@ -127,7 +127,7 @@ class Link:
         self.original = pi_agent_pb2_grpc.PiAgentServiceStub(self.channel)
 
 
-Method = Callable[[Link], Any]
+Method = Callable[[BoardLink], Any]
 """Picks what to call, such as `lambda link: link.node.ControlGPIO`."""
 
 
@@ -150,8 +150,8 @@ class NodeLinks:
         self._own_name = own_name
         self._plain = plain
         self._limit = channels_limit
-        self._links: OrderedDict[int, Link] = OrderedDict()
-        self._discarded: set[Link] = set()
+        self._links: OrderedDict[int, BoardLink] = OrderedDict()
+        self._discarded: set[BoardLink] = set()
         """No longer for new calls; each is closed with its last one."""
         self._identity: tuple[int, float, grpc.ChannelCredentials] | None = None
         """Generation, when to make another, credentials."""
@@ -178,7 +178,7 @@ class NodeLinks:
         request: Message,
         answer: type[M],
         *,
-        asked: Asked,
+        asked: CallOrigin,
         seconds: float = CALL_SECONDS,
         more: list[tuple[str, str]] | None = None,
     ) -> M:
@@ -207,7 +207,7 @@ class NodeLinks:
                 ) from None
 
     async def stream(
-        self, board: int, method: Method, request: Message, answer: type[M], *, asked: Asked
+        self, board: int, method: Method, request: Message, answer: type[M], *, asked: CallOrigin
     ) -> AsyncGenerator[M, None]:
         """Messages at the reader's pace: a slow reader makes the board wait, and nothing is buffered here."""
         async with self._link(board) as link:
@@ -253,12 +253,12 @@ class NodeLinks:
             await asyncio.wait(self._closing)
 
     @asynccontextmanager
-    async def _link(self, board: int) -> AsyncIterator[Link]:
+    async def _link(self, board: int) -> AsyncIterator[BoardLink]:
         with self._using(self._open(self._boards.require(board))) as link:
             yield link
 
     @contextmanager
-    def _using(self, link: Link) -> Iterator[Link]:
+    def _using(self, link: BoardLink) -> Iterator[BoardLink]:
         if link.calls >= IN_FLIGHT_LIMIT:
             raise ResourceExhausted(f"board {link.board} has {link.calls} calls under way, the most it may")
         link.calls += 1
@@ -270,7 +270,7 @@ class NodeLinks:
             if link in self._discarded and not link.calls:
                 self._end(link)
 
-    def _open(self, board: Board) -> Link:
+    def _open(self, board: Board) -> BoardLink:
         number = number_of(board)
         address = self._address(board)
         link = self._links.get(number)
@@ -279,11 +279,11 @@ class NodeLinks:
             return link
         self.drop(number)
         self._make_room()
-        link = Link(board=number, address=address, channel=self._channel(number, address))
+        link = BoardLink(board=number, address=address, channel=self._channel(number, address))
         self._links[number] = link
         return link
 
-    def _address(self, board: Board) -> Address:
+    def _address(self, board: Board) -> ChannelAddress:
         number, status = number_of(board), status_of(board)
         if not status.address or not status.port:
             raise BoardAway(f"board {number} has not reported its agent's address yet")
@@ -293,7 +293,7 @@ class NodeLinks:
                     f"board {number} was registered without TLS; this server calls no board in plain text",
                     details={"cause": "plaintext"},
                 )
-            return Address(host=status.address, port=status.port, plaintext=True, generation=0)
+            return ChannelAddress(host=status.address, port=status.port, plaintext=True, generation=0)
         serial = int(status.certificate_serial, 16) if status.certificate_serial else None
         revoked = self._revocations.find(serial=serial, principal=credentials.principal_of(number))
         if revoked is not None:
@@ -301,9 +301,9 @@ class NodeLinks:
                 f"board {number} is revoked: {revoked.reason}", details={"cause": "revoked"}
             )
         generation, _ = self._credentials()
-        return Address(host=status.address, port=status.port, plaintext=False, generation=generation)
+        return ChannelAddress(host=status.address, port=status.port, plaintext=False, generation=generation)
 
-    def _channel(self, board: int, address: Address) -> grpc.aio.Channel:
+    def _channel(self, board: int, address: ChannelAddress) -> grpc.aio.Channel:
         if address.plaintext:
             return grpc.aio.insecure_channel(address.target, options=_OPTIONS)
         _, own = self._credentials()
@@ -323,12 +323,12 @@ class NodeLinks:
 
     # Ends of channels. Closing one takes turns of the loop, which nobody who drops it waits for.
 
-    def _discard(self, link: Link) -> None:
+    def _discard(self, link: BoardLink) -> None:
         self._discarded.add(link)
         if not link.calls:
             self._end(link)
 
-    def _end(self, link: Link) -> None:
+    def _end(self, link: BoardLink) -> None:
         self._discarded.discard(link)
         task = asyncio.get_running_loop().create_task(link.channel.close(), name=f"boards/close/{link.board}")
         self._closing.add(task)

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from fleetplane.cli.output import Cell, Format, Table, emit, format_option
+from fleetplane.cli.output import Cell, Format, PrintedTable, emit, format_option
 from fleetplane.cli.parameters import DURATION
 from fleetplane.domains.boards.cli.boards import PREFIX, board_options, client, cluster_of, number_of, pages
 
@@ -53,7 +53,7 @@ def create(
         }
         made = server.call("POST", f"{PREFIX}/join-tokens", body=body)
     if output is not Format.TABLE:
-        emit(output, made, Table(columns=(), rows=(), empty=""))
+        emit(output, made, PrintedTable(columns=(), rows=(), empty=""))
         return
     click.echo(made["token"])
     words = "" if controller else " On the board:\n  fleetplane agent board join TOKEN --server HOST:9090"
@@ -72,7 +72,7 @@ def list_tokens(output: Format, **where: Any) -> None:
         for one in found
     ]
     columns = ("ID", "STATE", "NAME", "EXPIRES", "USED BY")
-    emit(output, found, Table(columns=columns, rows=rows, empty="no tokens"))
+    emit(output, found, PrintedTable(columns=columns, rows=rows, empty="no tokens"))
 
 
 @join_token.command("revoke")
@@ -112,7 +112,7 @@ def approve(approval: str | None, reject: bool, output: Format, **where: Any) ->
         for one in found
     ]
     columns = ("ID", "BOARD", "STATE", "FROM", "SERIAL", "KEY")
-    emit(output, found, Table(columns=columns, rows=rows, empty="nobody asks"))
+    emit(output, found, PrintedTable(columns=columns, rows=rows, empty="nobody asks"))
 
 
 # Credentials.
@@ -174,7 +174,7 @@ def list_credentials(output: Format, **where: Any) -> None:
     with client(where) as server:
         found = server.call("GET", f"{PREFIX}/credentials")["credentials"]
     rows = [[Cell(text=one["name"])] for one in found]
-    emit(output, found, Table(columns=("NAME",), rows=rows, empty="no credentials"))
+    emit(output, found, PrintedTable(columns=("NAME",), rows=rows, empty="no credentials"))
 
 
 @credential.command("delete")

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from fleetplane.cli.output import Cell, Format, Table, emit, format_option
+from fleetplane.cli.output import Cell, Format, PrintedTable, emit, format_option
 from fleetplane.cli.parameters import DURATION, LOG_LEVELS
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -129,12 +129,12 @@ def run(**options: Any) -> None:
 @format_option
 def status(*, state_dir: Path, output: Format) -> None:
     """Show who this board is, until when its certificate holds, and whether its agent runs."""
-    from fleetplane.domains.boards.agent.membership import IdentityFolder
+    from fleetplane.domains.boards.agent.membership import BoardIdentityFolder
     from fleetplane.domains.boards.agent.status import overview
 
-    found = overview(IdentityFolder(state_dir))
+    found = overview(BoardIdentityFolder(state_dir))
     rows = [[Cell(text=name.replace("_", " ")), Cell(text=str(value))] for name, value in found.items()]
-    emit(output, found, Table(columns=("WHAT", "IS"), rows=rows, empty="nothing is known"))
+    emit(output, found, PrintedTable(columns=("WHAT", "IS"), rows=rows, empty="nothing is known"))
 
 
 @board.command()
@@ -142,9 +142,9 @@ def status(*, state_dir: Path, output: Format) -> None:
 @click.confirmation_option(prompt="Forget who this board is?")
 def leave(*, state_dir: Path) -> None:
     """Forget the server: remove key and certificate. The server is not told; delete the board there."""
-    from fleetplane.domains.boards.agent.membership import IdentityFolder
+    from fleetplane.domains.boards.agent.membership import BoardIdentityFolder
 
-    folder = IdentityFolder(state_dir)
+    folder = BoardIdentityFolder(state_dir)
     with folder.alone():
         for path in folder.forget():
             click.echo(f"removed {path}")

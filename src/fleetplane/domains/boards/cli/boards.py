@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import click
 
 from fleetplane.cli.clients.rest_client import connect, rest_options
-from fleetplane.cli.lazy import Entry, LazyGroup
-from fleetplane.cli.output import Cell, Format, Table, emit, format_option
+from fleetplane.cli.lazy import LazyEntry, LazyGroup
+from fleetplane.cli.output import Cell, Format, PrintedTable, emit, format_option
 from fleetplane.client.places import Place
 from fleetplane.kernel.errors import NotFound
 
@@ -79,7 +79,7 @@ def cluster_of(server: RestClient, cluster: str) -> int:
     raise NotFound(f"no cluster is named {cluster!r}", hint="`fleetplane boards cluster list` shows them")
 
 
-def _entries() -> dict[str, Entry]:
+def _entries() -> dict[str, LazyEntry]:
     table = (
         ("gpio", "pins:gpio", "Pins: read, write, reserve."),
         ("exec", "commands:execute", "Run an allowed program on boards."),
@@ -99,16 +99,16 @@ def _entries() -> dict[str, Entry]:
         ("cluster", "clusters:cluster", "Clusters of boards."),
     )
     return {
-        name: Entry(target=f"fleetplane.domains.boards.cli.{target}", help=words)
+        name: LazyEntry(target=f"fleetplane.domains.boards.cli.{target}", help=words)
         for name, target, words in table
     }
 
 
-class Verbs(LazyGroup):
-    entries: ClassVar[Mapping[str, Entry]] = _entries()
+class BoardVerbs(LazyGroup):
+    entries: ClassVar[Mapping[str, LazyEntry]] = _entries()
 
 
-@click.group(cls=Verbs)
+@click.group(cls=BoardVerbs)
 def boards() -> None:
     """Raspberry-Pi-class boards: metrics, GPIO, commands, logs, provisioning.
 
@@ -153,7 +153,7 @@ def list_boards(
     ]
     columns = ("ID", "NAME", "STATUS", "ROLE", "CLUSTER", "ADDRESS", "MODEL", "SEEN")
     empty = "no boards; `fleetplane boards join-token create` lets one join"
-    emit(output, found, Table(columns=columns, rows=rows, empty=empty))
+    emit(output, found, PrintedTable(columns=columns, rows=rows, empty=empty))
 
 
 def _labels(board: dict[str, Any]) -> set[str]:
@@ -203,7 +203,7 @@ def show(board: str, output: Format, **where: Any) -> None:
     for device in found["gpio_devices"]:
         words = f"{device['direction']} {device['name']} = {device['value']} ({device['status']})"
         rows.append([Cell(text=f"pin {device['pin_number']}"), Cell(text=words)])
-    emit(output, found, Table(columns=("WHAT", "IS"), rows=rows, empty=""))
+    emit(output, found, PrintedTable(columns=("WHAT", "IS"), rows=rows, empty=""))
 
 
 def _bytes(count: int) -> str:

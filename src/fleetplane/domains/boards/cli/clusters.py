@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from fleetplane.cli.output import Cell, Format, Table, emit, format_option
+from fleetplane.cli.output import Cell, Format, PrintedTable, emit, format_option
 from fleetplane.domains.boards.cli.boards import (
     PREFIX,
     board_options,
@@ -42,7 +42,7 @@ def list_clusters(output: Format, **where: Any) -> None:
         for one in found
     ]
     columns = ("ID", "NAME", "STATUS", "VERSION", "ENDPOINT", "DESCRIPTION")
-    emit(output, found, Table(columns=columns, rows=rows, empty="no clusters"))
+    emit(output, found, PrintedTable(columns=columns, rows=rows, empty="no clusters"))
 
 
 @cluster.command("create")
@@ -69,7 +69,7 @@ def show(name: str, output: Format, **where: Any) -> None:
         for one in found["nodes"]
     ]
     click.echo(f"{found['name']}: {found['status']} {found['version']} {found['master_endpoint']}", err=True)
-    emit(output, found, Table(columns=("ID", "NAME", "STATUS", "ROLE"), rows=rows, empty="no boards"))
+    emit(output, found, PrintedTable(columns=("ID", "NAME", "STATUS", "ROLE"), rows=rows, empty="no boards"))
 
 
 @cluster.command("add")

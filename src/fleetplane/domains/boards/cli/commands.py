@@ -9,7 +9,7 @@ import click
 
 from fleetplane.cli.exits import Exit
 from fleetplane.cli.output import Format, emit, flat, format_option
-from fleetplane.cli.output import Table as Columns
+from fleetplane.cli.output import PrintedTable as Columns
 from fleetplane.cli.parameters import DURATION
 from fleetplane.domains.boards.cli.boards import PREFIX, board_options, client, cluster_of, number_of
 from fleetplane.kernel.errors import Unavailable

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from fleetplane.cli.output import Cell, Format, Table, emit, format_option
+from fleetplane.cli.output import Cell, Format, PrintedTable, emit, format_option
 from fleetplane.cli.parameters import DURATION
 from fleetplane.domains.boards.cli.boards import PREFIX, board_options, client, number_of, pages
 
@@ -50,7 +50,7 @@ def _fleet(output: Format, found: list[dict[str, Any]]) -> None:
         [Cell(text=str(one["node_id"])), *(Cell(text=_shown(one, name)) for name in FLAT)] for one in found
     ]
     columns = ("BOARD", "CPU", "MEMORY", "DISK", "TEMPERATURE")
-    emit(output, found, Table(columns=columns, rows=rows, empty="no boards"))
+    emit(output, found, PrintedTable(columns=columns, rows=rows, empty="no boards"))
 
 
 def _shown(board: dict[str, Any], name: str) -> str:
@@ -81,7 +81,7 @@ def _now(output: Format, told: dict[str, Any]) -> None:
         row("power", ", ".join(troubles) or "good")
     if missing:
         row("not readable", ", ".join(missing))
-    emit(output, told, Table(columns=("WHAT", "IS"), rows=rows, empty="nothing was measured"))
+    emit(output, told, PrintedTable(columns=("WHAT", "IS"), rows=rows, empty="nothing was measured"))
 
 
 def _over(output: Format, told: dict[str, Any]) -> None:
@@ -93,4 +93,4 @@ def _over(output: Format, told: dict[str, Any]) -> None:
         for point in told["points"]
     ]
     columns = ("AT", "AVERAGE", "MIN", "MAX")
-    emit(output, told, Table(columns=columns, rows=rows, empty="nothing was measured then"))
+    emit(output, told, PrintedTable(columns=columns, rows=rows, empty="nothing was measured then"))

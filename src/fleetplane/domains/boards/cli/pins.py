@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fleetplane.cli.output import Cell, Format, Table, emit, format_option
+from fleetplane.cli.output import Cell, Format, PrintedTable, emit, format_option
 from fleetplane.cli.parameters import DURATION
 from fleetplane.domains.boards.cli.boards import PREFIX, board_options, client, number_of, pages, styled
 from fleetplane.kernel.errors import InvalidArgument, NotFound
@@ -55,7 +55,7 @@ def list_pins(board: str | None, output: Format, **where: Any) -> None:
         for one in found
     ]
     columns = ("ID", "BOARD", "PIN", "NAME", "TYPE", "VALUE", "STATUS", "RESERVED BY", "WORDS")
-    emit(output, found, Table(columns=columns, rows=rows, empty="no pins in use"))
+    emit(output, found, PrintedTable(columns=columns, rows=rows, empty="no pins in use"))
 
 
 @gpio.command("add")
@@ -184,7 +184,7 @@ def readings(pin: str, limit: int, output: Format, **where: Any) -> None:
         path = f"{PREFIX}/gpio/{device['id']}/readings"
         found = server.call("GET", path, query={"limit": str(limit)})["readings"]
     rows = [[Cell(text=one["timestamp"]), Cell(text=f"{one['value']:g}")] for one in found]
-    emit(output, found, Table(columns=("AT", "VALUE"), rows=rows, empty="no readings"))
+    emit(output, found, PrintedTable(columns=("AT", "VALUE"), rows=rows, empty="no readings"))
 
 
 @gpio.command("reserve")
@@ -222,7 +222,7 @@ def _level(output: Format, told: dict[str, Any]) -> None:
     if output is Format.TABLE:
         click.echo(told["value"])
     else:
-        emit(output, told, Table(columns=(), rows=(), empty=""))
+        emit(output, told, PrintedTable(columns=(), rows=(), empty=""))
 
 
 def _place(pin: str) -> tuple[str, int]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fleetplane.cli.exits import CommandFailed, Exit
-from fleetplane.cli.output import Cell, Format, Table, emit, flat, format_option
+from fleetplane.cli.output import Cell, Format, PrintedTable, emit, flat, format_option
 from fleetplane.domains.boards.cli.boards import PREFIX, board_options, client, cluster_of, number_of, pages
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def _settings(pairs: tuple[str, ...]) -> dict[str, str]:
 
 def _print_plan(told: dict[str, Any], output: Format) -> None:
     if output is not Format.TABLE:
-        emit(output, told, Table(columns=(), rows=(), empty=""))
+        emit(output, told, PrintedTable(columns=(), rows=(), empty=""))
         return
     for step in told["steps"]:
         click.echo(f"# board {step['node_id']}: {step['name']}")
@@ -203,7 +203,7 @@ def list_operations(board: str | None, output: Format, **where: Any) -> None:
         for one in found
     ]
     columns = ("ID", "ACTION", "STATE", "BOARDS", "SINCE", "REASON")
-    emit(output, found, Table(columns=columns, rows=rows, empty="no operations"))
+    emit(output, found, PrintedTable(columns=columns, rows=rows, empty="no operations"))
 
 
 @operation.command("show")
@@ -224,7 +224,9 @@ def show(operation_id: str, output: Format, **where: Any) -> None:
         for step in found["steps"]
     ]
     click.echo(f"{found['action']}: {found['state']} {found['reason']}".strip(), err=True)
-    emit(output, found, Table(columns=("BOARD", "STEP", "STATE", "WORDS"), rows=rows, empty="no steps"))
+    emit(
+        output, found, PrintedTable(columns=("BOARD", "STEP", "STATE", "WORDS"), rows=rows, empty="no steps")
+    )
 
 
 @operation.command("log")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fleetplane.cli.output import Cell, Format, Table, emit, format_option
+from fleetplane.cli.output import Cell, Format, PrintedTable, emit, format_option
 from fleetplane.domains.boards.cli.boards import PREFIX, board_options, client, pages
 from fleetplane.kernel.errors import NotFound
 
@@ -90,7 +90,7 @@ def list_users(output: Format, **where: Any) -> None:
         for one in found
     ]
     columns = ("NAME", "ROLE", "E-MAIL", "ACTIVE", "LOGGED IN")
-    emit(output, found, Table(columns=columns, rows=rows, empty="no users"))
+    emit(output, found, PrintedTable(columns=columns, rows=rows, empty="no users"))
 
 
 @user.command("delete")

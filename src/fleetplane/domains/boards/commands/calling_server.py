@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fleetplane.domains.boards.kinds import BOARD, SCOPE, Board
-from fleetplane.kernel.commands.sessions import Reader
+from fleetplane.kernel.commands.sessions import SessionReader
 from fleetplane.kernel.resources import Kind, Nothing, Resource
 from fleetplane.kernel.store import Draft, Store
 
@@ -53,7 +53,7 @@ class CallingServer:
             return None
         return self._session
 
-    def named(self, reader: Reader, agent: str) -> int | None:
+    def named(self, reader: SessionReader, agent: str) -> int | None:
         """The session that counts; None for a board that cannot be called."""
         board = reader.get(BOARD, SCOPE, agent)
         caller = reader.get(BOARD_CALLER, SCOPE, NAME)

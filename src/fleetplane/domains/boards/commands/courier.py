@@ -14,12 +14,12 @@ from typing import Final
 import msgspec
 import structlog
 
-from fleetplane.domains.boards.calls.channels import Asked, NodeLinks
+from fleetplane.domains.boards.calls.channels import CallOrigin, NodeLinks
 from fleetplane.domains.boards.calls.errors import BoardSilent, BoardUnreachable
 from fleetplane.domains.boards.commands.calling_server import CallingServer
 from fleetplane.domains.boards.commands.encoding import (
-    Answer,
     BoardProgram,
+    ProgramAnswer,
     answer_of,
     decoded_order,
     encoded_order,
@@ -27,13 +27,13 @@ from fleetplane.domains.boards.commands.encoding import (
     stored_answer,
 )
 from fleetplane.domains.boards.inventory.boards import Boards, status_of
-from fleetplane.domains.boards.kinds import SCOPE, Board, Silence
+from fleetplane.domains.boards.kinds import SCOPE, Board, BoardSilence
 from fleetplane.fleet.streams.call_courier import Answered, CallCourier
 from fleetplane.gen.boards import boards_pb2 as pb
 from fleetplane.kernel.access import Role
 from fleetplane.kernel.attention import Attention
 from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.commands import Command, CommandLimits, Commands, CommandTarget, State
+from fleetplane.kernel.commands import Command, CommandLimits, Commands, CommandState, CommandTarget
 from fleetplane.kernel.errors import FleetplaneError, NotFound
 from fleetplane.kernel.store import Store
 
@@ -65,9 +65,9 @@ class BoardOutcome:
     """What a command came to on one board."""
 
     board: int
-    state: State
+    state: CommandState
     detail: str
-    answer: Answer | None = None
+    answer: ProgramAnswer | None = None
 
 
 class BoardCommander:
@@ -87,7 +87,7 @@ class BoardCommander:
         self._attention = attention
         self._boards = boards
         self._links = links
-        self._answers: OrderedDict[tuple[str, str], Answer] = OrderedDict()
+        self._answers: OrderedDict[tuple[str, str], ProgramAnswer] = OrderedDict()
         self._answers_bytes = 0
         self.courier = CallCourier(
             channel=CHANNEL, per_target=PER_BOARD, at_once=AT_ONCE, is_present=self._is_there, call=self._call
@@ -108,7 +108,7 @@ class BoardCommander:
     # For whoever wants something run.
 
     async def execute(
-        self, order: BoardProgram, boards: Sequence[int], *, asked: Asked, wait_seconds: float = 0.0
+        self, order: BoardProgram, boards: Sequence[int], *, asked: CallOrigin, wait_seconds: float = 0.0
     ) -> Command:
         """Have it run on all of these; what came of it is found in the ledger, by watching or `outcomes`.
 
@@ -173,7 +173,7 @@ class BoardCommander:
         status = status_of(board)
         if status.speaks_original:
             return True  # it takes none, and says so at once: that it is away would not be why
-        return status.silence is Silence.NONE and self._links.is_callable(board)
+        return status.silence is BoardSilence.NONE and self._links.is_callable(board)
 
     # Carrying.
 
@@ -206,13 +206,13 @@ class BoardCommander:
             order, role = decoded_order(command.spec.payload)
         except msgspec.MsgspecError as error:
             log.error("boards.command_unusable", command=command.name, error=str(error))
-            return Answered(state=State.FAILED, detail="the command cannot be read")
-        asked = Asked(actor=command.spec.actor, role=Role(role))
+            return Answered(state=CommandState.FAILED, detail="the command cannot be read")
+        asked = CallOrigin(actor=command.spec.actor, role=Role(role))
         patience = PATIENCE_SECONDS if command.spec.wait else REACH_SECONDS
         request = order.request(request_id=command.name)
         try:
             if status_of(self._boards.require(int(target))).speaks_original:
-                return Answered(state=State.FAILED, detail=ORIGINAL_AGENT)
+                return Answered(state=CommandState.FAILED, detail=ORIGINAL_AGENT)
             await self._reach(int(target), patience)
             said = await self._links.call(
                 int(target),
@@ -225,9 +225,9 @@ class BoardCommander:
         except NotFound:  # the board was deleted meanwhile, and with it this target
             return None
         except BoardSilent as error:
-            return Answered(state=State.TIMED_OUT, detail=error.message)
+            return Answered(state=CommandState.TIMED_OUT, detail=error.message)
         except FleetplaneError as error:
-            return Answered(state=State.FAILED, detail=error.message)
+            return Answered(state=CommandState.FAILED, detail=error.message)
         answer = answer_of(said)
         self._remember(target, command.name, answer)
         return Answered(state=answer.state, detail=answer.message, result=encoded_result(answer))
@@ -244,7 +244,7 @@ class BoardCommander:
             else:
                 return
 
-    def _remember(self, target: str, command: str, answer: Answer) -> None:
+    def _remember(self, target: str, command: str, answer: ProgramAnswer) -> None:
         self._answers[target, command] = answer
         self._answers_bytes += answer.size
         while self._answers_bytes > ANSWERS_LIMIT_BYTES:

@@ -9,7 +9,7 @@ import msgspec
 
 from fleetplane.domains.boards.wire.boards import moment_ns
 from fleetplane.gen.boards import boards_pb2 as pb
-from fleetplane.kernel.commands import State
+from fleetplane.kernel.commands import CommandState
 from fleetplane.kernel.errors import InvalidArgument
 from fleetplane.kernel.values.times import NS
 
@@ -81,7 +81,7 @@ class BoardProgram(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class ProgramAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """What a board says of a program that it ran."""
 
     success: bool
@@ -98,10 +98,10 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
     @property
-    def state(self) -> State:
+    def state(self) -> CommandState:
         if self.timed_out:
-            return State.TIMED_OUT
-        return State.OK if self.success else State.FAILED
+            return CommandState.TIMED_OUT
+        return CommandState.OK if self.success else CommandState.FAILED
 
     @property
     def size(self) -> int:
@@ -114,7 +114,7 @@ class _Payload(msgspec.Struct, frozen=True, array_like=True):
 
 
 _PAYLOADS: Final = msgspec.msgpack.Decoder(_Payload)
-_ANSWERS: Final = msgspec.msgpack.Decoder(Answer)
+_ANSWERS: Final = msgspec.msgpack.Decoder(ProgramAnswer)
 
 
 def encoded_order(order: BoardProgram, role: str) -> bytes:
@@ -126,9 +126,9 @@ def decoded_order(payload: bytes) -> tuple[BoardProgram, str]:
     return found.order, found.role
 
 
-def answer_of(said: pb.CommandResponse) -> Answer:
+def answer_of(said: pb.CommandResponse) -> ProgramAnswer:
     message = said.message or ("" if said.success else f"exit code {said.exit_code}")
-    return Answer(
+    return ProgramAnswer(
         success=said.success,
         message=message[:1024],
         exit_code=said.exit_code,
@@ -144,7 +144,7 @@ def answer_of(said: pb.CommandResponse) -> Answer:
     )
 
 
-def encoded_result(answer: Answer) -> bytes:
+def encoded_result(answer: ProgramAnswer) -> bytes:
     """What the ledger keeps: the beginning and the end of each stream."""
     stdout, cut_out = _shortened(answer.stdout)
     stderr, cut_err = _shortened(answer.stderr)
@@ -160,7 +160,7 @@ def encoded_result(answer: Answer) -> bytes:
     )
 
 
-def stored_answer(result: bytes) -> Answer | None:
+def stored_answer(result: bytes) -> ProgramAnswer | None:
     """None if there is none: the command never ran, or nobody heard how."""
     try:
         return _ANSWERS.decode(result) if result else None

@@ -20,10 +20,10 @@ from fleetplane.domains.boards.commands.encoding import TIMEOUT_LIMIT_SECONDS, B
 from fleetplane.domains.boards.commands.selection import facts
 from fleetplane.domains.boards.inventory.boards import Boards
 from fleetplane.fleet.runs import records
-from fleetplane.fleet.runs.channel import Issue, RunChannel, RunOrder
+from fleetplane.fleet.runs.channel import CommandIssue, RunChannel, RunOrder
 from fleetplane.fleet.runs.records import RunKind, RunSpec, RunStatus
 from fleetplane.fleet.runs.runs import Runs
-from fleetplane.fleet.runs.targets import Candidate, Skipped, Target, choose
+from fleetplane.fleet.runs.targets import RunTarget, Skipped, TargetCandidate, choose
 from fleetplane.fleet.selectors import Facts
 from fleetplane.kernel.access import Role
 from fleetplane.kernel.errors import InvalidArgument
@@ -33,7 +33,7 @@ from fleetplane.kernel.resources import Kind
 class BoardRunSpec(RunSpec, frozen=True):
     """As it is stored: no field may be renamed."""
 
-    target: Target
+    target: RunTarget
     order: BoardProgram
 
 
@@ -49,11 +49,11 @@ class ProgramCall:
 
 
 BoardRun: TypeAlias = records.Run[BoardRunSpec]
-BoardRuns: TypeAlias = Runs[BoardRunSpec, Target, ProgramCall]
-ProgramOrder: TypeAlias = RunOrder[Target, ProgramCall]
+BoardRuns: TypeAlias = Runs[BoardRunSpec, RunTarget, ProgramCall]
+ProgramOrder: TypeAlias = RunOrder[RunTarget, ProgramCall]
 
 
-class BoardChannel(RunChannel[BoardRunSpec, Target, ProgramCall]):
+class BoardChannel(RunChannel[BoardRunSpec, RunTarget, ProgramCall]):
     domain = "boards"
     kind = BOARD_RUN
     nobody = "no board that is meant can be reached"
@@ -67,7 +67,9 @@ class BoardChannel(RunChannel[BoardRunSpec, Target, ProgramCall]):
         self._clusters = clusters
         self.ledger = commander.ledger
 
-    def candidates(self, _scope: str, target: Target) -> tuple[Sequence[Candidate], Sequence[Skipped]]:
+    def candidates(
+        self, _scope: str, target: RunTarget
+    ) -> tuple[Sequence[TargetCandidate], Sequence[Skipped]]:
         clusters = self._clusters()
         numbers: dict[str, str] = {}
         fleet: dict[str, Callable[[], Facts]] = {}
@@ -77,12 +79,12 @@ class BoardChannel(RunChannel[BoardRunSpec, Target, ProgramCall]):
         # A number is a number, also where a board is called like another one's.
         named = tuple(name if name in fleet else numbers.get(name, name) for name in target.names)
         chosen, missing = choose(msgspec.structs.replace(target, names=named), fleet)
-        return [Candidate(name=name) for name in chosen], missing
+        return [TargetCandidate(name=name) for name in chosen], missing
 
     def is_present(self, name: str) -> bool:
         return self._commander.is_reachable(name)
 
-    def issue(self, order: ProgramOrder) -> Issue:
+    def issue(self, order: ProgramOrder) -> CommandIssue:
         policy = order.policy
         if policy.deadline_seconds > TIMEOUT_LIMIT_SECONDS:
             raise InvalidArgument(
@@ -91,7 +93,7 @@ class BoardChannel(RunChannel[BoardRunSpec, Target, ProgramCall]):
             )
         patience = PATIENCE_SECONDS if policy.wait else REACH_SECONDS
         asked = self._program(order)
-        return Issue(
+        return CommandIssue(
             verb=VERB,
             payload=encoded_order(asked.checked(), str(order.call.role)),
             run_for_seconds=patience + asked.timeout_seconds + GRACE_SECONDS,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from fleetplane.domains.boards.access import PLAIN_AGENT
 from fleetplane.domains.boards.inventory.boards import Boards, status_of
-from fleetplane.domains.boards.inventory.last_seen import Presence
+from fleetplane.domains.boards.inventory.last_seen import BoardPresence
 from fleetplane.domains.boards.joining import credentials
 from fleetplane.domains.boards.kinds import Board, number_of
 from fleetplane.kernel.errors import InvalidArgument, PermissionDenied
@@ -21,7 +21,7 @@ from fleetplane.rpc import CallContext
 @dataclass(frozen=True, slots=True)
 class Callers:
     boards: Boards
-    presence: Presence
+    presence: BoardPresence
 
     def is_agent(self, context: CallContext) -> bool:
         return self.is_plain(context) or credentials.board_of(context.principal) is not None

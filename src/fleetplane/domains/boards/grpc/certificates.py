@@ -15,8 +15,8 @@ from cryptography.exceptions import InvalidSignature
 
 from fleetplane.domains.boards.access import ADMIN
 from fleetplane.domains.boards.ca import rules as ca_rules
-from fleetplane.domains.boards.ca.issued import Certificates
-from fleetplane.domains.boards.ca.kinds import CertificateState, RequestState, request_status
+from fleetplane.domains.boards.ca.issued import IssuedCertificates
+from fleetplane.domains.boards.ca.kinds import IssuedState, RequestState, request_status
 from fleetplane.domains.boards.ca.requests import RETENTION_SECONDS, CertificateRequests
 from fleetplane.domains.boards.joining import credentials
 from fleetplane.domains.boards.kinds import CERTIFICATE, Certificate, number_of
@@ -45,7 +45,7 @@ class CertificateMethods:
         store: Store,
         authority: Authority,
         revocations: Revocations,
-        certificates: Certificates,
+        certificates: IssuedCertificates,
         requests: CertificateRequests,
         clock: Clock,
     ) -> None:
@@ -223,12 +223,12 @@ class CertificateMethods:
         now_ns = self._clock.now_ns()
         found = self._certificates.all()
         states = [ca_wire.state_of(one, now_ns=now_ns) for one in found]
-        active = [one for one, state in zip(found, states, strict=True) if state is CertificateState.ACTIVE]
+        active = [one for one, state in zip(found, states, strict=True) if state is IssuedState.ACTIVE]
         return pi.CertificateStats(
             total_certificates=len(found),
             active_certificates=len(active),
-            expired_certificates=states.count(CertificateState.EXPIRED),
-            revoked_certificates=states.count(CertificateState.REVOKED),
+            expired_certificates=states.count(IssuedState.EXPIRED),
+            revoked_certificates=states.count(IssuedState.REVOKED),
             certificates_issued_24h=sum(one.created_at_ns > now_ns - DAY_NS for one in found),
             certificates_expiring_30d=sum(one.spec.not_after_ns <= now_ns + 30 * DAY_NS for one in active),
             ca_info=self._info(),
@@ -248,7 +248,7 @@ class CertificateMethods:
     def _info(self) -> pi.CAInfo:
         now_ns = self._clock.now_ns()
         found: Sequence[Certificate] = self._certificates.all()
-        active = sum(ca_wire.state_of(one, now_ns=now_ns) is CertificateState.ACTIVE for one in found)
+        active = sum(ca_wire.state_of(one, now_ns=now_ns) is IssuedState.ACTIVE for one in found)
         return ca_wire.ca_info(self._authority, issued=len(found), active=active, now_ns=now_ns)
 
     def _shown(self, found: Certificate) -> pi.Certificate:

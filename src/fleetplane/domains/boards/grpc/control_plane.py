@@ -10,16 +10,16 @@ from fleetplane.domains.boards.access import CONTROLLER
 from fleetplane.domains.boards.grpc.nodes import NodeView
 from fleetplane.domains.boards.inventory.boards import Boards
 from fleetplane.domains.boards.inventory.clusters import Clusters
-from fleetplane.domains.boards.inventory.last_seen import Presence
+from fleetplane.domains.boards.inventory.last_seen import BoardPresence
 from fleetplane.domains.boards.inventory.liveness import BoardController, Word
 from fleetplane.domains.boards.inventory.service_reports import ServiceReport, ServiceReports
-from fleetplane.domains.boards.inventory.sync import Page, Question, Synchronisation
+from fleetplane.domains.boards.inventory.sync import Question, Synchronisation, SyncPage
 from fleetplane.domains.boards.joining import credentials
-from fleetplane.domains.boards.joining.enrolment import Enrolment, Registered
+from fleetplane.domains.boards.joining.enrolment import BoardEnrolment, RegisteredBoard
 from fleetplane.domains.boards.kinds import Board, number_of
 from fleetplane.domains.boards.metrics import samples
 from fleetplane.domains.boards.ports import MetricsIntake, Provisioner
-from fleetplane.domains.boards.rules import Facts
+from fleetplane.domains.boards.rules import BoardFacts
 from fleetplane.domains.boards.sets.delivery import BoardSets
 from fleetplane.domains.boards.wire import boards as wire
 from fleetplane.gen.boards import boards_pb2 as pb
@@ -42,8 +42,8 @@ class ControlService:
         *,
         boards: Boards,
         clusters: Clusters,
-        presence: Presence,
-        enrolment: Enrolment,
+        presence: BoardPresence,
+        enrolment: BoardEnrolment,
         synchronisation: Synchronisation,
         controller: BoardController,
         provisioner: Provisioner,
@@ -91,7 +91,7 @@ class ControlService:
             heartbeat_seconds=self._heartbeat_seconds,
         )
 
-    async def _register(self, request: pb.NodeRegistration, context: CallContext) -> Registered:
+    async def _register(self, request: pb.NodeRegistration, context: CallContext) -> RegisteredBoard:
         registration = wire.registration(
             request, peer_address=context.connection.address, default_port=self._agent_port
         )
@@ -136,7 +136,7 @@ class ControlService:
             reason=page.reason,
         )
 
-    def _clusters_of(self, page: Page) -> list[pi.Cluster]:
+    def _clusters_of(self, page: SyncPage) -> list[pi.Cluster]:
         """The clusters of a page, and those that its boards are in, each with those boards."""
         found = {number_of(cluster): cluster for cluster in page.clusters}
         nodes: dict[int, list[pi.Node]] = {number: [] for number in found}
@@ -183,7 +183,7 @@ class ControlService:
         boot_id, sequence = wire.text("boot_id", report.boot_id), report.sequence if is_agent else 0
         word = Word(
             state=state if is_agent else None,
-            facts=Facts(os_version=report.os_version, kernel_version=report.kernel_version),
+            facts=BoardFacts(os_version=report.os_version, kernel_version=report.kernel_version),
             agent_version=wire.text("version", report.version) if is_agent else "",
             conditions=wire.checks(report, writer=context.principal.name),
             boot_id=boot_id,

@@ -17,7 +17,7 @@ from fleetplane.domains.boards import rules
 from fleetplane.domains.boards.grpc.callers import Callers
 from fleetplane.domains.boards.inventory.boards import Boards, Came, status_of, taken_by
 from fleetplane.domains.boards.inventory.deletion import delete_board
-from fleetplane.domains.boards.inventory.last_seen import Presence
+from fleetplane.domains.boards.inventory.last_seen import BoardPresence
 from fleetplane.domains.boards.inventory.liveness import BoardController, Word
 from fleetplane.domains.boards.joining import credentials
 from fleetplane.domains.boards.kinds import (
@@ -50,7 +50,7 @@ DevicesOf = Callable[[int], Iterable[pi.GPIODevice]]
 class NodeView:
     """A board as it is shown, with what is known only in memory."""
 
-    def __init__(self, presence: Presence, devices_of: DevicesOf | None = None) -> None:
+    def __init__(self, presence: BoardPresence, devices_of: DevicesOf | None = None) -> None:
         self._presence = presence
         self._devices_of: DevicesOf = devices_of or (lambda _board: ())
 
@@ -105,7 +105,7 @@ class NodeMethods:
         self._controller.came(board)
         return self._view.node(board)
 
-    def _check_room(self, facts: rules.Facts) -> None:
+    def _check_room(self, facts: rules.BoardFacts) -> None:
         """Refuse one more board that nobody vouches for; those that are known come in as before."""
         if taken_by(facts, self._boards.holder) is not None:
             return
@@ -171,7 +171,7 @@ class NodeMethods:
             board = await self._controller.heard(number, word, actor=actor)
         return self._view.node(board)
 
-    async def _came_again(self, number: int, facts: rules.Facts, context: CallContext) -> Board:
+    async def _came_again(self, number: int, facts: rules.BoardFacts, context: CallContext) -> Board:
         came = self._came(facts, context)
 
         def step(status: BoardStatus, now_ns: int) -> BoardStatus:
@@ -181,7 +181,7 @@ class NodeMethods:
         self._controller.came(board)
         return board
 
-    def _came(self, facts: rules.Facts, context: CallContext) -> Came:
+    def _came(self, facts: rules.BoardFacts, context: CallContext) -> Came:
         """Original agents know no certificates; who has one registered by our own methods before."""
         certified = credentials.board_of(context.principal) is not None
         return Came(

@@ -9,7 +9,7 @@ from typing import Final
 
 from fleetplane.domains.boards.calls.on_behalf_of import asked_by
 from fleetplane.domains.boards.pins.devices import Devices
-from fleetplane.domains.boards.pins.driver import Driver
+from fleetplane.domains.boards.pins.driver import PinDriver
 from fleetplane.domains.boards.pins.kinds import Device, device_number, status_of
 from fleetplane.domains.boards.pins.rules import check_active
 from fleetplane.domains.boards.wire import pins as gpio_wire
@@ -30,7 +30,7 @@ KEEP_SECONDS: Final = 1.0
 
 
 class GpioMethods:
-    def __init__(self, *, devices: Devices, driver: Driver, clock: Clock) -> None:
+    def __init__(self, *, devices: Devices, driver: PinDriver, clock: Clock) -> None:
         self._devices = devices
         self._driver = driver
         self._clock = clock

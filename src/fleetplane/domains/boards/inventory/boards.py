@@ -20,13 +20,13 @@ from fleetplane.domains.boards.kinds import (
     AgentDialect,
     Board,
     BoardRole,
+    BoardSilence,
     BoardSpec,
     BoardState,
     BoardStatus,
-    Silence,
     number_of,
 )
-from fleetplane.domains.boards.rules import KEYS, Facts
+from fleetplane.domains.boards.rules import KEYS, BoardFacts
 from fleetplane.kernel.errors import AlreadyExists, InvalidArgument, NotFound
 from fleetplane.kernel.resources import Condition, Key
 from fleetplane.kernel.store import ABSENT, Draft, Store
@@ -78,7 +78,7 @@ class Boards:
         owner = self._store.claimed_by(BOARD, SCOPE, key, value)
         return self.get(int(owner)) if owner is not None else None
 
-    def recognise(self, facts: Facts) -> Board | None:
+    def recognise(self, facts: BoardFacts) -> Board | None:
         return rules.recognise(facts, self.holder)
 
     async def up_to_date(self) -> None:
@@ -89,7 +89,7 @@ class Boards:
 
     async def create(
         self,
-        facts: Facts,
+        facts: BoardFacts,
         *,
         actor: str,
         came: Came | None = None,
@@ -118,7 +118,7 @@ class Boards:
         return done.value
 
     async def update(
-        self, number: int, facts: Facts, *, actor: str, declared: BoardState | None = None
+        self, number: int, facts: BoardFacts, *, actor: str, declared: BoardState | None = None
     ) -> Board:
         """What an operator says about a board; blanks leave things as they are."""
         facts = rules.checked(facts)
@@ -138,10 +138,10 @@ class Boards:
         return await self._write(number, change, actor=actor, action="boards.update")
 
     async def declare(
-        self, number: int, state: BoardState, *, actor: str, facts: Facts | None = None
+        self, number: int, state: BoardState, *, actor: str, facts: BoardFacts | None = None
     ) -> Board:
         """What provisioning makes of a board, with what it found out on the way."""
-        return await self.update(number, facts or Facts(), actor=actor, declared=state)
+        return await self.update(number, facts or BoardFacts(), actor=actor, declared=state)
 
     async def depart(self, number: int, *, actor: str) -> Board:
         """Out of its cluster and back to being discovered, as after provisioning was undone."""
@@ -161,7 +161,7 @@ class Boards:
         number: int,
         step: Step,
         *,
-        facts: Facts | None = None,
+        facts: BoardFacts | None = None,
         merge: Callable[[Board, int], Sequence[Condition]] | None = None,
         actor: str,
     ) -> Board:
@@ -169,7 +169,7 @@ class Boards:
 
         `merge` makes its conditions of those that it has, at the time that it is given.
         """
-        facts = rules.checked(facts).of_machine() if facts is not None else Facts()
+        facts = rules.checked(facts).of_machine() if facts is not None else BoardFacts()
 
         def change(draft: Draft) -> Board:
             board = _present(draft.get(BOARD, SCOPE, str(number)), number, "id")
@@ -180,7 +180,7 @@ class Boards:
         return await self._write(number, change, actor=actor, action="boards.report")
 
     async def silence(
-        self, number: int, silence: Silence, *, last_seen_at_ns: int | None, judged: int | None = None
+        self, number: int, silence: BoardSilence, *, last_seen_at_ns: int | None, judged: int | None = None
     ) -> Board | None:
         """Note that nothing was heard; None if the board is gone.
 
@@ -208,7 +208,7 @@ class Boards:
         def change(draft: Draft, batch: Sequence[str]) -> None:
             for board in filter(None, (draft.get(BOARD, SCOPE, name) for name in batch)):
                 status = status_of(board)
-                if status.silence is Silence.NONE:
+                if status.silence is BoardSilence.NONE:
                     rewrite(draft, board, status=msgspec.structs.replace(status, unheard=True))
 
         for at in range(0, len(names), UNHEARD_BATCH):
@@ -275,7 +275,7 @@ def board_key(number: int) -> Key:
     return BOARD.key(SCOPE, str(number))
 
 
-def add(draft: Draft, numbers: Numbers, number: int, facts: Facts, came: Came | None) -> Board:
+def add(draft: Draft, numbers: Numbers, number: int, facts: BoardFacts, came: Came | None) -> Board:
     """Put a board that nobody knows yet; its number was taken, its facts are checked."""
     spec = rules.merged(BoardSpec(name=facts.name), facts)
     if came is None:
@@ -298,12 +298,12 @@ def rewrite(
     *,
     status: BoardStatus,
     spec: BoardSpec | None = None,
-    facts: Facts | None = None,
+    facts: BoardFacts | None = None,
     conditions: Iterable[Condition] | None = None,
     labels: dict[str, str] | None = None,
 ) -> Board:
     """Put a changed board: its claims follow its facts, its state follows from its status."""
-    spec = rules.merged(spec or board.spec, facts or Facts())
+    spec = rules.merged(spec or board.spec, facts or BoardFacts())
     if spec.cluster_id != board.spec.cluster_id:
         _check_cluster(draft, spec)
     before, after = dict(_claims(board.spec)), dict(_claims(spec))
@@ -323,12 +323,12 @@ def rewrite(
     )
 
 
-def found_in(draft: Draft, facts: Facts) -> Board | None:
+def found_in(draft: Draft, facts: BoardFacts) -> Board | None:
     """The board that these facts are about, as the transaction sees it."""
     return rules.recognise(facts, _finder(draft))
 
 
-def taken_by(facts: Facts, find: Callable[[str, str], Board | None]) -> AlreadyExists | None:
+def taken_by(facts: BoardFacts, find: Callable[[str, str], Board | None]) -> AlreadyExists | None:
     """Why a board with these facts cannot be new."""
     for key, value_of in KEYS.items():
         value = value_of(facts)
@@ -339,7 +339,7 @@ def taken_by(facts: Facts, find: Callable[[str, str], Board | None]) -> AlreadyE
     return None
 
 
-def require_name(facts: Facts) -> None:
+def require_name(facts: BoardFacts) -> None:
     if not facts.name:
         raise InvalidArgument("name must not be empty", field="name")
 

@@ -25,7 +25,7 @@ class BoardSighting:
     sequence: int = 0
 
 
-class Presence:
+class BoardPresence:
     def __init__(self) -> None:
         self._sightings: dict[int, BoardSighting] = {}
         self._connections: OrderedDict[tuple[str, str], int] = OrderedDict()

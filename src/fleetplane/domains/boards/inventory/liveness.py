@@ -20,27 +20,27 @@ import structlog
 
 from fleetplane.domains.boards import rules
 from fleetplane.domains.boards.inventory.boards import SERVER, Boards, status_of
-from fleetplane.domains.boards.inventory.last_seen import Presence
+from fleetplane.domains.boards.inventory.last_seen import BoardPresence
 from fleetplane.domains.boards.joining.approvals import Approvals
 from fleetplane.domains.boards.joining.join_tokens import JoinTokens
 from fleetplane.domains.boards.kinds import (
     BOARD,
     SCOPE,
     Board,
+    BoardSilence,
     BoardState,
     BoardStatus,
-    Silence,
     number_of,
 )
-from fleetplane.domains.boards.rules import Facts
+from fleetplane.domains.boards.rules import BoardFacts
 from fleetplane.fleet.streams.silence import SilenceWatch
 from fleetplane.kernel.attention import Attention
 from fleetplane.kernel.boundary import Boundary, contained
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError
 from fleetplane.kernel.liveness import Liveness, LivenessChanged, LivenessPolicy
-from fleetplane.kernel.presence.heard import LATE_SECONDS, WRITE_SECONDS, Heard
-from fleetplane.kernel.reconcile import Reason, Reconciler, Result
+from fleetplane.kernel.presence.heard import LATE_SECONDS, WRITE_SECONDS, LastSeen
+from fleetplane.kernel.reconcile import PassResult, Reason, Reconciler
 from fleetplane.kernel.resources import Condition
 from fleetplane.kernel.store import Store
 from fleetplane.kernel.values.times import NS
@@ -60,7 +60,11 @@ LEEWAY_SECONDS = WRITE_SECONDS + LATE_SECONDS
 STALE_INTERVALS = 3
 DEAD_INTERVALS = 10
 
-_SILENCES = {Liveness.ONLINE: Silence.NONE, Liveness.STALE: Silence.STALE, Liveness.DEAD: Silence.DEAD}
+_SILENCES = {
+    Liveness.ONLINE: BoardSilence.NONE,
+    Liveness.STALE: BoardSilence.STALE,
+    Liveness.DEAD: BoardSilence.DEAD,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +84,7 @@ class Word:
     """What a board says of itself in passing."""
 
     state: BoardState | None = None
-    facts: Facts | None = None
+    facts: BoardFacts | None = None
     agent_version: str = ""
     conditions: Sequence[Condition] | None = None
     """By type, what it found out; None if it says nothing about that."""
@@ -96,12 +100,12 @@ class BoardController:
         store: Store,
         clock: Clock,
         boards: Boards,
-        presence: Presence,
+        presence: BoardPresence,
         approvals: Approvals,
         join_tokens: JoinTokens,
         policy: BoardPolicy,
         attention: Attention | None = None,
-        heard: Heard | None = None,
+        heard: LastSeen | None = None,
     ) -> None:
         """`heard` is where several servers note whom they hear; None on a database file."""
         self._store = store
@@ -197,7 +201,7 @@ class BoardController:
         status = status_of(board)
         if self._store.pending(board.key):  # what is in memory may be about to change
             return True
-        facts = rules.checked(word.facts).of_machine() if word.facts is not None else Facts()
+        facts = rules.checked(word.facts).of_machine() if word.facts is not None else BoardFacts()
         return (
             _spoken(status, word) != status
             or rules.merged(board.spec, facts) != board.spec
@@ -215,7 +219,7 @@ class BoardController:
             return
         limits = self._policy.liveness
         # Oldest first, which is the order that the tracker keeps.
-        for silence, ago in ((Silence.STALE, limits.stale_after_seconds), (Silence.NONE, 0.0)):
+        for silence, ago in ((BoardSilence.STALE, limits.stale_after_seconds), (BoardSilence.NONE, 0.0)):
             for board in self._boards.all():
                 status = status_of(board)
                 if status.registered_at_ns is not None and status.silence is silence:
@@ -249,7 +253,7 @@ class BoardController:
             board.name
             for board in self._boards.all()
             if status_of(board).registered_at_ns is not None
-            and status_of(board).silence is Silence.NONE
+            and status_of(board).silence is BoardSilence.NONE
             and not status_of(board).unheard
             and not self._presence.is_heard_since(board, since_ns)
         ]
@@ -258,19 +262,19 @@ class BoardController:
     def _silence_changed(self, change: LivenessChanged) -> None:
         self.reconciler.enqueue(change.agent)
 
-    async def _look(self, name: str) -> Result:
+    async def _look(self, name: str) -> PassResult:
         """Write down how long a board has been silent, as it is by now."""
         state = self._watch.state(name) if self._heard is None else self._silent.get(name, Liveness.ONLINE)
         board = self._boards.get(int(name))
         if board is None or state is None or state is Liveness.ONLINE:  # heard again: whoever heard writes
-            return Result()
+            return PassResult()
         silence = _SILENCES[state]
         if status_of(board).silence is not silence:
             judged = None if self._heard is None else board.revision
             last_seen = self._presence.last_seen_ns(board)
             await self._boards.silence(int(name), silence, last_seen_at_ns=last_seen, judged=judged)
-        missing = DEAD_INTERVALS if silence is Silence.DEAD else STALE_INTERVALS
-        return Result(explanation=(Reason(code="SILENT", message=f"{missing} reports are missing"),))
+        missing = DEAD_INTERVALS if silence is BoardSilence.DEAD else STALE_INTERVALS
+        return PassResult(explanation=(Reason(code="SILENT", message=f"{missing} reports are missing"),))
 
     async def _follow_boards(self) -> None:
         async with self._store.watch(BOARD, SCOPE) as watch:
@@ -291,7 +295,7 @@ class BoardController:
 
     # Where several servers hear boards.
 
-    async def _learn(self, heard: Heard) -> NoReturn:
+    async def _learn(self, heard: LastSeen) -> NoReturn:
         """Read when boards were heard by any server; on the active one, find those that are silent."""
         every = min(LEARN_SECONDS, self._policy.heartbeat_seconds)
         while True:
@@ -352,7 +356,7 @@ class BoardController:
                     found = self._boards.get(int(name))
                     if found is None or not self._hears(name):
                         continue
-                    if status_of(found).silence is not Silence.NONE or status_of(found).unheard:
+                    if status_of(found).silence is not BoardSilence.NONE or status_of(found).unheard:
                         await self._tolerated(self.heard(int(name), Word(), actor=SERVER))
 
     async def _bury(self, board: Board) -> None:

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
-from fleetplane.domains.boards.kinds import SCOPE, Spec
+from fleetplane.domains.boards.kinds import SCOPE, BoardsSpec
 from fleetplane.kernel.resources import Condition, Key, Kind, Nothing
 from fleetplane.kernel.store import Draft, Store
 from fleetplane.kernel.values.times import NS
@@ -23,7 +23,7 @@ AGAIN_NS: Final = 60 * NS
 """A report that says nothing new is written down this long after the one before."""
 
 
-class ServiceReport(Spec, frozen=True):
+class ServiceReport(BoardsSpec, frozen=True):
     reporter: str
     """The principal in the certificate."""
     service: str

@@ -30,7 +30,7 @@ COMPACTED = "COMPACTED"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
+class SyncPage:
     revision: int
     full: bool
     clusters: Sequence[Cluster] = ()
@@ -65,22 +65,22 @@ class Synchronisation:
     def __repr__(self) -> str:
         return f"<Synchronisation revision={self._store.revision}>"
 
-    async def page(self, question: Question) -> Page:
+    async def page(self, question: Question) -> SyncPage:
         if question.cluster is not None and self._clusters.get(question.cluster) is None:
             raise NotFound(f"cluster {question.cluster} is not known", field="cluster_id")
         if question.token:
-            return self._snapshot(question, _Place.parse(question.token))
+            return self._snapshot(question, _SnapshotPlace.parse(question.token))
         if question.full or not question.known_revision:
-            return self._snapshot(question, _Place(revision=self._store.revision))
+            return self._snapshot(question, _SnapshotPlace(revision=self._store.revision))
         try:
             return await self._changes(question)
         except Compacted:
-            place = _Place(revision=self._store.revision)
+            place = _SnapshotPlace(revision=self._store.revision)
             return self._snapshot(question, place, reason=COMPACTED)
 
     # Everything.
 
-    def _snapshot(self, question: Question, place: _Place, *, reason: str = "") -> Page:
+    def _snapshot(self, question: Question, place: _SnapshotPlace, *, reason: str = "") -> SyncPage:
         if place.revision > self._store.revision:
             raise InvalidArgument("page_token is not one of this server", field="page_token")
         wanted = question.cluster
@@ -97,12 +97,12 @@ class Synchronisation:
         page_clusters = clusters[: question.size]
         page_boards = boards[: question.size - len(page_clusters)]
         has_more = len(page_clusters) + len(page_boards) < len(clusters) + len(boards)
-        following = _Place(
+        following = _SnapshotPlace(
             revision=place.revision,
             cluster=number_of(page_clusters[-1]) if page_clusters else place.cluster,
             board=number_of(page_boards[-1]) if page_boards else place.board,
         )
-        return Page(
+        return SyncPage(
             revision=place.revision,
             full=True,
             clusters=page_clusters,
@@ -114,7 +114,7 @@ class Synchronisation:
 
     # What changed.
 
-    async def _changes(self, question: Question) -> Page:
+    async def _changes(self, question: Question) -> SyncPage:
         target = self._store.revision
         events = [
             event
@@ -127,7 +127,7 @@ class Synchronisation:
         for event in taken:
             changed.note(event)
         has_more = len(taken) < len(events)
-        return Page(
+        return SyncPage(
             revision=taken[-1].revision if has_more else target,
             full=False,
             clusters=list(changed.clusters.values()),
@@ -147,7 +147,7 @@ class Synchronisation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Place:
+class _SnapshotPlace:
     """Where a snapshot goes on: after these, as of that revision."""
 
     revision: int
@@ -158,7 +158,7 @@ class _Place:
         return f"{self.revision}.{self.cluster}.{self.board}"
 
     @classmethod
-    def parse(cls, text: str) -> _Place:
+    def parse(cls, text: str) -> _SnapshotPlace:
         parts = text.split(".") if len(text) <= TOKEN_LIMIT and text.isascii() else []
         if len(parts) != 3 or not all(part.isdecimal() for part in parts):
             raise InvalidArgument("page_token is not one of this server", field="page_token")

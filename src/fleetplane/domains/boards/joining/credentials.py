@@ -22,11 +22,17 @@ from fleetplane.domains.boards.access import (
 )
 from fleetplane.domains.boards.caller_roles import as_board_caller
 from fleetplane.domains.boards.kinds import SCOPE
-from fleetplane.fleet.people.door import Door
+from fleetplane.fleet.people.door import Authenticators
 from fleetplane.kernel.access import Principal, Role, covers
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import PermissionDenied, Unauthenticated
-from fleetplane.kernel.identity import Authority, CertificateIdentity, Issued, LeafProfile, LeafUsage
+from fleetplane.kernel.identity import (
+    Authority,
+    CertificateIdentity,
+    IssuedCertificate,
+    LeafProfile,
+    LeafUsage,
+)
 from fleetplane.kernel.identity.authority import URI_ROLE, PublicKey
 from fleetplane.kernel.identity.certificates import peer_identity
 from fleetplane.kernel.identity.enrolment import digest
@@ -56,7 +62,7 @@ def board_of(principal: Principal) -> int | None:
 # Keys and certificates.
 
 
-def issue_to_board(authority: Authority, key: PublicKey, board: int, *, days: float) -> Issued:
+def issue_to_board(authority: Authority, key: PublicKey, board: int, *, days: float) -> IssuedCertificate:
     """For a key with which a board both calls this server and answers on its own port."""
     profile = LeafProfile(
         usage=LeafUsage.CLIENT,
@@ -69,7 +75,7 @@ def issue_to_board(authority: Authority, key: PublicKey, board: int, *, days: fl
     return authority.issue_leaf(key, profile)
 
 
-def issue_to_controller(authority: Authority, key: PublicKey, name: str, *, days: float) -> Issued:
+def issue_to_controller(authority: Authority, key: PublicKey, name: str, *, days: float) -> IssuedCertificate:
     profile = LeafProfile(
         usage=LeafUsage.CLIENT,
         common_name=name,
@@ -105,7 +111,7 @@ class Doorkeeper:
         *,
         authority: Authority,
         revocations: Revocations,
-        door: Door,
+        door: Authenticators,
         clock: Clock,
         is_known: Callable[[int], bool],
     ) -> None:

@@ -24,7 +24,7 @@ import msgspec
 
 from fleetplane.domains.boards import rules
 from fleetplane.domains.boards.ca import issued as certificates
-from fleetplane.domains.boards.ca.issued import Certificates
+from fleetplane.domains.boards.ca.issued import IssuedCertificates
 from fleetplane.domains.boards.inventory import boards as registry
 from fleetplane.domains.boards.inventory.boards import Boards, Came
 from fleetplane.domains.boards.joining import approvals, credentials
@@ -36,13 +36,13 @@ from fleetplane.domains.boards.kinds import (
     ApprovalSpec,
     ApprovalState,
     Board,
+    BoardCertificateSpec,
     BoardStatus,
-    CertificateSpec,
     JoinToken,
     TokenPurpose,
     number_of,
 )
-from fleetplane.domains.boards.rules import Facts
+from fleetplane.domains.boards.rules import BoardFacts
 from fleetplane.kernel.errors import (
     Conflict,
     InvalidArgument,
@@ -50,7 +50,7 @@ from fleetplane.kernel.errors import (
     PermissionDenied,
     Unauthenticated,
 )
-from fleetplane.kernel.identity import Authority, Issued
+from fleetplane.kernel.identity import Authority, IssuedCertificate
 from fleetplane.kernel.identity.proof import ProvenKey, proven_key
 from fleetplane.kernel.resources import Key
 from fleetplane.kernel.store import Draft, Store
@@ -67,7 +67,7 @@ R = TypeVar("R")
 class Registration(msgspec.Struct, frozen=True, kw_only=True):
     """The claims of a registration; only the CSR and the token prove anything."""
 
-    facts: Facts
+    facts: BoardFacts
     came: Came
     join_token: str = ""
     csr_pem: str = ""
@@ -76,10 +76,10 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Registered:
+class RegisteredBoard:
     board: Board | None
     """None for a controller, and for someone who has to wait."""
-    issued: Issued | None = None
+    issued: IssuedCertificate | None = None
     already_registered: bool = False
     approval: ApprovalState | None = None
     """Set if someone has to decide first, or has decided against it."""
@@ -90,24 +90,24 @@ class _Attempt:
     """What a registration needs to have ready before its transaction."""
 
     registration: Registration
-    facts: Facts
+    facts: BoardFacts
     key: ProvenKey
     number: int
     is_new: bool
-    issued: Issued
-    spec: CertificateSpec
+    issued: IssuedCertificate
+    spec: BoardCertificateSpec
     certificate: int
     touches: list[Key] = field(default_factory=list)
 
 
-class Enrolment:
+class BoardEnrolment:
     def __init__(
         self,
         store: Store,
         boards: Boards,
         authority: Authority,
         join_tokens: JoinTokens,
-        issued: Certificates,
+        issued: IssuedCertificates,
         *,
         certificate_days: float = CERTIFICATE_DAYS,
     ) -> None:
@@ -123,7 +123,9 @@ class Enrolment:
 
     # Those who have shown who they are.
 
-    async def register_again(self, number: int, presented: str, registration: Registration) -> Registered:
+    async def register_again(
+        self, number: int, presented: str, registration: Registration
+    ) -> RegisteredBoard:
         """A board with its certificate, whose key has the digest `presented`."""
         if registration.claimed_id not in ("", str(number)):
             raise PermissionDenied("node_id is not that of the certificate", field="node_id")
@@ -147,18 +149,18 @@ class Enrolment:
             actor=credentials.principal_of(number),
             touches=attempt.touches if attempt is not None else [registry.board_key(number)],
         )
-        return Registered(
+        return RegisteredBoard(
             board=board, issued=attempt.issued if attempt is not None else None, already_registered=True
         )
 
-    async def renew_controller(self, principal: str, registration: Registration) -> Registered:
+    async def renew_controller(self, principal: str, registration: Registration) -> RegisteredBoard:
         """Another server, with its certificate: a new one for the same name."""
         name = principal.partition("/")[2]
         return await self._issue_to_controller(name, registration, actor=principal, token=None)
 
     # Those who have not.
 
-    async def register(self, registration: Registration) -> Registered:
+    async def register(self, registration: Registration) -> RegisteredBoard:
         if not registration.join_token:
             return await self._come_back(registration)
         token = self._tokens.find(registration.join_token)
@@ -178,23 +180,23 @@ class Enrolment:
         raise AssertionError("unreachable")
 
     async def _join(
-        self, token: JoinToken, registration: Registration, facts: Facts, key: ProvenKey
-    ) -> Registered:
+        self, token: JoinToken, registration: Registration, facts: BoardFacts, key: ProvenKey
+    ) -> RegisteredBoard:
         await self._boards.up_to_date()
         known = self._boards.recognise(facts)
         number = number_of(known) if known is not None else await self._boards.numbers.take()
         attempt = await self._prepare(registration, facts, key, number, is_new=known is None)
 
-        def change(draft: Draft) -> Registered:
+        def change(draft: Draft) -> RegisteredBoard:
             used = tokens.use(draft, token.name, key_digest=key.digest)
             board = registry.found_in(draft, facts)
             if (board is None) is not attempt.is_new or (board is not None and number_of(board) != number):
                 raise _Otherwise("the board was registered by someone else meanwhile")
             if board is not None and (state := self._standing(draft, board, attempt, used)) is not None:
-                return Registered(board=None, approval=state)
+                return RegisteredBoard(board=None, approval=state)
             tokens.mark_used(draft, used, credentials.principal_of(number))
             made = self._admit(draft, attempt, board)
-            return Registered(board=made, issued=attempt.issued, already_registered=board is not None)
+            return RegisteredBoard(board=made, issued=attempt.issued, already_registered=board is not None)
 
         done = await self._transact(
             change, actor=JOINING, touches=[*attempt.touches, tokens.token_key(token.name)]
@@ -226,7 +228,7 @@ class Enrolment:
         )
         return None if state is ApprovalState.APPROVED else state
 
-    async def _come_back(self, registration: Registration) -> Registered:
+    async def _come_back(self, registration: Registration) -> RegisteredBoard:
         """Without certificate and token: only a key that a known board had is listened to."""
         if not registration.csr_pem:
             raise _nobody()
@@ -240,18 +242,18 @@ class Enrolment:
         facts = msgspec.structs.replace(facts, name="")
         attempt = await self._prepare(registration, facts, key, number, is_new=False)
 
-        def change(draft: Draft) -> Registered:
+        def change(draft: Draft) -> RegisteredBoard:
             board = _present(draft, number)
             if (state := self._ask(draft, board, attempt)) is not None:
-                return Registered(board=None, approval=state)
+                return RegisteredBoard(board=None, approval=state)
             made = self._admit(draft, attempt, board)
-            return Registered(board=made, issued=attempt.issued, already_registered=True)
+            return RegisteredBoard(board=made, issued=attempt.issued, already_registered=True)
 
         return await self._transact(change, actor=JOINING, touches=attempt.touches)
 
     async def _issue_to_controller(
         self, name: str, registration: Registration, *, actor: str, token: JoinToken | None
-    ) -> Registered:
+    ) -> RegisteredBoard:
         key = proven_key(registration.csr_pem)
         if registration.facts.name not in ("", name):
             raise PermissionDenied(f"the certificate is for controller {name}", field="name")
@@ -269,12 +271,12 @@ class Enrolment:
         if token is not None:
             touches.append(tokens.token_key(token.name))
         await self._transact(change, actor=actor, touches=touches)
-        return Registered(board=None, issued=issued, already_registered=token is None)
+        return RegisteredBoard(board=None, issued=issued, already_registered=token is None)
 
     # What they have in common.
 
     async def _prepare(
-        self, registration: Registration, facts: Facts, key: ProvenKey, number: int, *, is_new: bool
+        self, registration: Registration, facts: BoardFacts, key: ProvenKey, number: int, *, is_new: bool
     ) -> _Attempt:
         issued = credentials.issue_to_board(self._authority, key.key, number, days=self._days)
         certificate = await self._issued.numbers.take()
@@ -319,7 +321,7 @@ class Enrolment:
             spec = msgspec.structs.replace(spec, ssh_host_keys=attempt.registration.ssh_host_keys)
         return registry.rewrite(draft, board, spec=spec, status=status)
 
-    async def _retire_older(self, done: Registered, attempt: _Attempt, known: Board | None) -> None:
+    async def _retire_older(self, done: RegisteredBoard, attempt: _Attempt, known: Board | None) -> None:
         """A key that was replaced, because it was lost, is refused although its certificate looks good."""
         if done.board is None or known is None:
             return
@@ -337,7 +339,7 @@ class _Otherwise(Conflict):
     """What was looked up before the transaction is not so any more."""
 
 
-def _came_again(draft: Draft, board: Board, facts: Facts, came: Came) -> Board:
+def _came_again(draft: Draft, board: Board, facts: BoardFacts, came: Came) -> Board:
     status = rules.registered(came.noted(registry.status_of(board)), now_ns=draft.now_ns)
     return registry.rewrite(draft, board, facts=facts, status=status, labels=came.labels)
 

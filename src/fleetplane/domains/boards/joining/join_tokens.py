@@ -19,7 +19,7 @@ from fleetplane.domains.boards.kinds import (
     JoinTokenStatus,
     TokenPurpose,
 )
-from fleetplane.domains.boards.rules import NAME_LIMIT, Facts
+from fleetplane.domains.boards.rules import NAME_LIMIT, BoardFacts
 from fleetplane.domains.boards.wire import join_token
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import InvalidArgument, NotFound, PermissionDenied, Unauthenticated
@@ -172,7 +172,7 @@ def mark_used(draft: Draft, token: JoinToken, principal: str) -> None:
     draft.put(JOIN_TOKEN, SCOPE, token.name, spec=token.spec, status=status)
 
 
-def bound(spec: JoinTokenSpec, facts: Facts) -> Facts:
+def bound(spec: JoinTokenSpec, facts: BoardFacts) -> BoardFacts:
     """The facts with what the token decides; refuses those that say otherwise."""
     for field, decided, said in (
         ("name", spec.board_name, facts.name),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fleetplane.domains.boards.live.socket import BoardSocketParts, Dialect, EventsSocket
+from fleetplane.domains.boards.live.socket import BoardSocketParts, EventsSocket, SocketDialect
 from fleetplane.domains.boards.rest.common import envelope
 from fleetplane.web.rest.gateway import Receive, Scope, Send
 from fleetplane.web.sockets import door
@@ -15,7 +15,7 @@ SUBPROTOCOL = "events"
 """A client that offers it, or asks for `v=events`, gets the documented dialect."""
 
 
-class EventsApp(SocketApp):
+class BoardEventsApp(SocketApp):
     def __init__(self, parts: BoardSocketParts, *, sockets_limit: int = SOCKETS_LIMIT) -> None:
         super().__init__(
             clock=parts.clock,
@@ -31,5 +31,5 @@ class EventsApp(SocketApp):
 
     def converse(self, scope: Scope, receive: Receive, send: Send, token: str | None) -> EventsSocket:
         wanted = self.subprotocol(scope) or door.query_of(scope).get("v") == SUBPROTOCOL
-        dialect = Dialect.EVENTS if wanted else Dialect.ENVELOPE
+        dialect = SocketDialect.EVENTS if wanted else SocketDialect.ENVELOPE
         return EventsSocket(self._parts, dialect=dialect, token=token, receive=receive, send=send)

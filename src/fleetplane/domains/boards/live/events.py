@@ -84,7 +84,7 @@ class _ClusterSeen:
     total: int = 0
 
 
-class Memory:
+class SentStates:
     """The last state of each resource that listeners were sent."""
 
     def __init__(self) -> None:

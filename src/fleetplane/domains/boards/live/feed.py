@@ -11,7 +11,7 @@ from functools import partial
 import psutil
 
 from fleetplane.domains.boards.kinds import BOARD, CLUSTER, SCOPE
-from fleetplane.domains.boards.live.events import BoardEvent, Memory, Topic, system_metrics
+from fleetplane.domains.boards.live.events import BoardEvent, SentStates, Topic, system_metrics
 from fleetplane.domains.boards.pins.kinds import GPIO_DEVICE
 from fleetplane.fleet.feeds.mailbox import Mailbox
 from fleetplane.kernel.boundary import Boundary
@@ -25,7 +25,7 @@ KINDS: Collection[AnyKind] = (CLUSTER, BOARD, GPIO_DEVICE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Listener:
+class FeedClient:
     """One client of the feed."""
 
     wants: Callable[[Topic], bool]
@@ -36,8 +36,8 @@ class EventFeed:
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
         self._clock = clock
-        self._memory = Memory()
-        self._listeners: set[Listener] = set()
+        self._memory = SentStates()
+        self._listeners: set[FeedClient] = set()
         self.posted = 0
         """Events posted so far."""
 
@@ -45,7 +45,7 @@ class EventFeed:
         return f"<EventFeed listeners={len(self._listeners)} posted={self.posted}>"
 
     @contextmanager
-    def joined(self, listener: Listener) -> Iterator[None]:
+    def joined(self, listener: FeedClient) -> Iterator[None]:
         self._listeners.add(listener)
         try:
             yield

@@ -18,7 +18,7 @@ import msgspec
 from fleetplane.domains.boards.access import ADMIN, OPERATOR, READ
 from fleetplane.domains.boards.calls.on_behalf_of import asked_by
 from fleetplane.domains.boards.live.events import BoardEvent, Topic
-from fleetplane.domains.boards.live.feed import EventFeed, Listener
+from fleetplane.domains.boards.live.feed import EventFeed, FeedClient
 from fleetplane.domains.boards.logs.relay import LogsRelay
 from fleetplane.domains.boards.rest.common import BoardCaller, BoardGate
 from fleetplane.domains.boards.wire import message_json as wire_json
@@ -38,7 +38,7 @@ LOGS_LIMIT = 4
 LOGS = "logs"
 
 
-class Dialect(StrEnum):
+class SocketDialect(StrEnum):
     EVENTS = "events"
     """Dotted, as documented."""
     ENVELOPE = "envelope"
@@ -65,7 +65,13 @@ class EventsSocket(Conversation[BoardCaller]):
     message_limit = 16 * 1024
 
     def __init__(
-        self, parts: BoardSocketParts, *, dialect: Dialect, token: str | None, receive: Receive, send: Send
+        self,
+        parts: BoardSocketParts,
+        *,
+        dialect: SocketDialect,
+        token: str | None,
+        receive: Receive,
+        send: Send,
     ) -> None:
         super().__init__(
             authenticate=parts.authenticate, clock=parts.clock, receive=receive, send=send, token=token
@@ -73,13 +79,13 @@ class EventsSocket(Conversation[BoardCaller]):
         self._parts = parts
         self._dialect = dialect
         # In the documented dialect a client gets every topic; known clients subscribe topic by topic.
-        self._topics: set[Topic] = set(Topic) if dialect is Dialect.EVENTS else set()
+        self._topics: set[Topic] = set(Topic) if dialect is SocketDialect.EVENTS else set()
         self._mailbox: Mailbox[BoardEvent] = Mailbox(bell=self.bell)
         self._followed: dict[int, asyncio.Task[None]] = {}
         self._pinged_at = parts.clock.monotonic()
 
     def listening(self) -> AbstractContextManager[object]:
-        return self._parts.feed.joined(Listener(wants=self._wants, mailbox=self._mailbox))
+        return self._parts.feed.joined(FeedClient(wants=self._wants, mailbox=self._mailbox))
 
     def _wants(self, topic: Topic) -> bool:
         return self.token is not None and topic in self._topics
@@ -91,7 +97,7 @@ class EventsSocket(Conversation[BoardCaller]):
     # Sending.
 
     async def greet(self) -> None:
-        if self._dialect is Dialect.ENVELOPE:
+        if self._dialect is SocketDialect.ENVELOPE:
             await self.send_text(self._made("pong"))  # known clients wait for it
 
     async def send_events(self, _caller: BoardCaller) -> bool:
@@ -101,26 +107,26 @@ class EventsSocket(Conversation[BoardCaller]):
             event = self._mailbox.take()
             if event is None:
                 return False
-            if self._dialect is Dialect.EVENTS and event.type:
+            if self._dialect is SocketDialect.EVENTS and event.type:
                 await self.send_text(event.dotted)
-            elif self._dialect is Dialect.ENVELOPE and event.kind:
+            elif self._dialect is SocketDialect.ENVELOPE and event.kind:
                 await self.send_text(event.enveloped)
         return True
 
     async def idle(self) -> None:
         now = self._clock.monotonic()
-        if self._dialect is Dialect.ENVELOPE and now - self._pinged_at >= PING_SECONDS:
+        if self._dialect is SocketDialect.ENVELOPE and now - self._pinged_at >= PING_SECONDS:
             self._pinged_at = now
             await self.send_text(self._made("ping"))
 
     def _report_of_missed(self, missed: int) -> str:
         words = f"{missed} messages were dropped: they were not read fast enough"
-        if self._dialect is Dialect.EVENTS:
+        if self._dialect is SocketDialect.EVENTS:
             return self._made("events.missed", {"count": missed, "message": words})
         return self._made("error", {"code": 429, "message": words})
 
     def _made(self, kind: str, payload: Any = None, request_id: str = "") -> str:
-        name = "data" if self._dialect is Dialect.EVENTS else "payload"
+        name = "data" if self._dialect is SocketDialect.EVENTS else "payload"
         body: dict[str, Any] = {"type": kind, "timestamp": spelled(self._clock.now_ns())}
         if payload is not None:
             body[name] = payload

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Final
 
-from fleetplane.domains.boards.calls.channels import Asked
+from fleetplane.domains.boards.calls.channels import CallOrigin
 from fleetplane.domains.boards.wire import message_json
 from fleetplane.fleet.figures import CPU, DISK, MEMORY, Figures, Measure, MeasuredSeries, Stretch
 from fleetplane.fleet.resources.declaration import LogCall, LogLine
@@ -46,7 +46,7 @@ async def logs(call: LogCall) -> AsyncGenerator[LogLine, None]:
         tail_lines=query.tail,
         follow=query.follow,
     )
-    asked = Asked(actor=call.actor)
+    asked = CallOrigin(actor=call.actor)
     async with aclosing(domain.nodes.logs.read(int(call.stored.name), wanted, asked=asked)) as entries:
         async for entry in entries:
             if entry.message or entry.dropped:  # the rest are signs of life

@@ -14,7 +14,7 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from fleetplane.domains.boards.calls.channels import Asked, NodeLinks
+from fleetplane.domains.boards.calls.channels import CallOrigin, NodeLinks
 from fleetplane.domains.boards.calls.errors import AWAY
 from fleetplane.domains.boards.inventory.boards import Boards, status_of
 from fleetplane.domains.boards.kinds import Board, number_of
@@ -67,7 +67,7 @@ class LogsRelay:
         )
 
     async def read(
-        self, board: int, wanted: pb.LogFilter, *, asked: Asked
+        self, board: int, wanted: pb.LogFilter, *, asked: CallOrigin
     ) -> AsyncGenerator[pb.LogEntry, None]:
         """Entries until the end, or, when following, until the reader leaves.
 
@@ -83,7 +83,7 @@ class LogsRelay:
                     yield entry
 
     async def _resuming(
-        self, board: int, wanted: pb.LogFilter, asked: Asked
+        self, board: int, wanted: pb.LogFilter, asked: CallOrigin
     ) -> AsyncGenerator[pb.LogEntry, None]:
         """One log stream that survives lost connections, resuming after the last cursor."""
         asking = pb.LogFilter()
@@ -109,7 +109,7 @@ class LogsRelay:
             failures += 1
             await self._clock.sleep(delay)
 
-    def _once(self, board: int, asking: pb.LogFilter, asked: Asked) -> AsyncGenerator[pb.LogEntry, None]:
+    def _once(self, board: int, asking: pb.LogFilter, asked: CallOrigin) -> AsyncGenerator[pb.LogEntry, None]:
         return self._links.stream(board, lambda link: link.node.StreamLogs, asking, pb.LogEntry, asked=asked)
 
     @contextmanager

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
-from fleetplane.domains.boards.calls.channels import Asked, NodeLinks
+from fleetplane.domains.boards.calls.channels import CallOrigin, NodeLinks
 from fleetplane.domains.boards.inventory.boards import Boards, status_of
 from fleetplane.domains.boards.kinds import SCOPE
 from fleetplane.domains.boards.metrics import samples
-from fleetplane.domains.boards.ports import Measurements
+from fleetplane.domains.boards.ports import BoardMeasurements
 from fleetplane.fleet.figures import Stretch
 from fleetplane.gen.boards import boards_pb2 as pb
 from fleetplane.gen.pi_agent import pi_agent_pb2 as pi_agent
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import InvalidArgument, Unavailable
-from fleetplane.kernel.telemetry import Bucket, Sample, Telemetry
+from fleetplane.kernel.telemetry import PointBucket, Sample, Telemetry
 from fleetplane.kernel.values.times import NS
 
 FRESH_NS: Final = 300 * NS
@@ -38,7 +38,7 @@ class MetricsHistory:
     def __repr__(self) -> str:
         return f"<MetricsHistory {self._telemetry!r}>"
 
-    async def over(self, boards: Collection[int], series: str, stretch: Stretch) -> Sequence[Bucket]:
+    async def over(self, boards: Collection[int], series: str, stretch: Stretch) -> Sequence[PointBucket]:
         """A series of these boards together, summed up by step."""
         _check_series(series)
         width_ns = stretch.width_ns()
@@ -77,7 +77,7 @@ class MetricsHistory:
 
     # At the board.
 
-    async def now(self, board: int, *, asked: Asked) -> Measurements:
+    async def now(self, board: int, *, asked: CallOrigin) -> BoardMeasurements:
         """As the board measures this moment; raises what its absence stands for."""
         found = self._boards.require(board)
         at_ns = self._clock.now_ns()
@@ -92,13 +92,13 @@ class MetricsHistory:
             return samples.of_nested(nested.metrics, at_ns=at_ns)
         return samples.of_flat(await self.flat(board, asked=asked), at_ns=at_ns)
 
-    async def flat(self, board: int, *, asked: Asked) -> pb.SystemMetrics:
+    async def flat(self, board: int, *, asked: CallOrigin) -> pb.SystemMetrics:
         """All that one of our own agents says, as it says it."""
         return await self._links.call(
             board, lambda link: link.node.GetSystemMetrics, pb.Empty(), pb.SystemMetrics, asked=asked
         )
 
-    async def nested(self, board: int, *, asked: Asked) -> pi_agent.SystemMetrics:
+    async def nested(self, board: int, *, asked: CallOrigin) -> pi_agent.SystemMetrics:
         """In the original's words, which every agent knows."""
         answer = await self._links.call(
             board,
@@ -109,7 +109,7 @@ class MetricsHistory:
         )
         return answer.metrics
 
-    async def health(self, board: int, *, asked: Asked) -> pb.HealthStatus:
+    async def health(self, board: int, *, asked: CallOrigin) -> pb.HealthStatus:
         """The health that an agent reports; an original agent reports fewer fields."""
         if not status_of(self._boards.require(board)).speaks_original:
             return await self._links.call(

@@ -8,9 +8,9 @@ from typing import Final
 
 import structlog
 
-from fleetplane.domains.boards.calls.channels import Asked, NodeLinks
+from fleetplane.domains.boards.calls.channels import CallOrigin, NodeLinks
 from fleetplane.domains.boards.inventory.boards import SERVER, Boards, status_of
-from fleetplane.domains.boards.kinds import Board, Silence, number_of
+from fleetplane.domains.boards.kinds import Board, BoardSilence, number_of
 from fleetplane.domains.boards.metrics.history import MetricsHistory
 from fleetplane.domains.boards.ports import MetricsIntake
 from fleetplane.kernel.boundary import Boundary
@@ -60,12 +60,14 @@ class OriginalMetrics:
 
     def _is_asked(self, board: Board) -> bool:
         status = status_of(board)
-        return status.speaks_original and status.silence is Silence.NONE and self._links.is_callable(board)
+        return (
+            status.speaks_original and status.silence is BoardSilence.NONE and self._links.is_callable(board)
+        )
 
     async def _ask(self, number: int) -> None:
         async with self._room:
             try:
-                sample = await self._history.now(number, asked=Asked(actor=SERVER))
+                sample = await self._history.now(number, asked=CallOrigin(actor=SERVER))
             except FleetplaneError as error:  # whether it is there at all is told elsewhere
                 log.debug("boards.original_metrics_missed", board=number, error=error.message)
                 return

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from fleetplane.domains.boards.ports import Measurements
+from fleetplane.domains.boards.ports import BoardMeasurements
 from fleetplane.gen.boards import boards_pb2 as pb
 from fleetplane.gen.pi_agent import pi_agent_pb2 as pi_agent
 
@@ -34,7 +34,7 @@ _POWER: Final = (
 _COUNTED: Final = ("bytes_sent", "bytes_recv", "packets_sent", "packets_recv", "err_in", "err_out")
 
 
-def of_flat(metrics: pb.SystemMetrics, *, at_ns: int) -> Measurements:
+def of_flat(metrics: pb.SystemMetrics, *, at_ns: int) -> BoardMeasurements:
     """What could not be read is left out: its zero would be taken for a value."""
     missing = frozenset(metrics.unavailable)
     gauges = {name: float(getattr(metrics, name)) for name in FLAT if name not in missing}
@@ -50,7 +50,7 @@ def of_flat(metrics: pb.SystemMetrics, *, at_ns: int) -> Measurements:
     return _sound(at_ns, gauges, counters)
 
 
-def of_nested(metrics: pi_agent.SystemMetrics, *, at_ns: int) -> Measurements:
+def of_nested(metrics: pi_agent.SystemMetrics, *, at_ns: int) -> BoardMeasurements:
     """A group that is not there was not measured."""
     gauges: dict[str, float] = {}
     if metrics.HasField("cpu"):
@@ -86,8 +86,8 @@ def _label(text: str) -> str:
     return text[:LABEL_LIMIT]
 
 
-def _sound(at_ns: int, gauges: dict[str, float], counters: dict[str, float]) -> Measurements:
-    return Measurements(
+def _sound(at_ns: int, gauges: dict[str, float], counters: dict[str, float]) -> BoardMeasurements:
+    return BoardMeasurements(
         at_ns=at_ns,
         gauges={name: value for name, value in gauges.items() if math.isfinite(value)},
         counters=counters,

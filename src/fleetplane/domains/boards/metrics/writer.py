@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fleetplane.domains.boards.kinds import SCOPE
-from fleetplane.domains.boards.ports import Measurements
+from fleetplane.domains.boards.ports import BoardMeasurements
 from fleetplane.kernel.telemetry import Point, Telemetry
 
 
@@ -18,11 +18,11 @@ class BoardRecords:
     def __repr__(self) -> str:
         return f"<BoardRecords {self._telemetry!r}>"
 
-    def metrics(self, board: int, sample: Measurements) -> bool:
+    def metrics(self, board: int, sample: BoardMeasurements) -> bool:
         return self._telemetry.offer(points=list(_points(board, sample)))
 
 
-def _points(board: int, sample: Measurements) -> Iterator[Point]:
+def _points(board: int, sample: BoardMeasurements) -> Iterator[Point]:
     for counter, values in ((False, sample.gauges), (True, sample.counters)):
         for series, value in values.items():
             yield Point(

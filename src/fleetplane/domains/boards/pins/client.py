@@ -13,11 +13,11 @@ from typing import Final
 import grpc
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from fleetplane.domains.boards.calls.channels import FENCE_FIELD, LEASE_FIELD, Asked, NodeLinks
+from fleetplane.domains.boards.calls.channels import FENCE_FIELD, LEASE_FIELD, CallOrigin, NodeLinks
 from fleetplane.domains.boards.calls.errors import refused
 from fleetplane.domains.boards.inventory.boards import Boards, status_of
 from fleetplane.domains.boards.pins.kinds import Direction, Pull
-from fleetplane.domains.boards.pins.rules import Drive, GiveUp, Listen, PinSeen, Wave
+from fleetplane.domains.boards.pins.rules import Drive, GiveUpPin, Listen, PinSeen, Wave
 from fleetplane.domains.boards.pins.turns import PinTurn
 from fleetplane.domains.boards.wire import boards as wire
 from fleetplane.gen.boards import boards_pb2 as pb
@@ -56,7 +56,7 @@ class Read:
     at_ns: int
 
 
-class NodePins:
+class PinsOfNode:
     def __init__(self, links: NodeLinks, boards: Boards, clock: Clock) -> None:
         self._links = links
         self._boards = boards
@@ -65,7 +65,7 @@ class NodePins:
     def __repr__(self) -> str:
         return f"<NodePins over {self._links!r}>"
 
-    async def listed(self, board: int, *, asked: Asked) -> dict[int, PinSeen]:
+    async def listed(self, board: int, *, asked: CallOrigin) -> dict[int, PinSeen]:
         """By pin, those that the board has configured."""
         answer = await self._links.call(
             board,
@@ -76,7 +76,7 @@ class NodePins:
         )
         return {state.pin: _seen(state) for state in answer.pins[:PINS_LIMIT]}
 
-    async def read(self, board: int, pin: int, *, pull: Pull = Pull.NONE, asked: Asked) -> Read:
+    async def read(self, board: int, pin: int, *, pull: Pull = Pull.NONE, asked: CallOrigin) -> Read:
         """The level on the wire now; a pin that is nothing yet becomes an input."""
         if self._is_original(board):
             return await self._original_read(board, pin, pull, asked)
@@ -86,9 +86,9 @@ class NodePins:
     async def apply(
         self,
         turn: PinTurn,
-        wanted: GiveUp | Listen | Drive | Wave,
+        wanted: GiveUpPin | Listen | Drive | Wave,
         *,
-        asked: Asked,
+        asked: CallOrigin,
         hold: Hold | None = None,
     ) -> None:
         """Have the board of a device make its pin what it should be, whatever it is."""
@@ -97,7 +97,7 @@ class NodePins:
             await self._original_apply(board, pin, wanted, asked, turn)
             return
         match wanted:
-            case GiveUp():
+            case GiveUpPin():
                 request = pb.GPIORequest(pin=pin, action=pb.GPIORequest.RELEASE)
             case Listen(pull=pull):
                 request = _configure(pin, Direction.INPUT, pull)
@@ -118,7 +118,7 @@ class NodePins:
         pin: int,
         wanted: Drive,
         level: int,
-        asked: Asked,
+        asked: CallOrigin,
         hold: Hold | None,
         turn: PinTurn,
     ) -> None:
@@ -137,7 +137,7 @@ class NodePins:
         self,
         board: int,
         request: pb.GPIORequest,
-        asked: Asked,
+        asked: CallOrigin,
         hold: Hold | None = None,
         turn: PinTurn | None = None,
     ) -> pb.GPIOResponse:
@@ -166,13 +166,13 @@ class NodePins:
         self,
         board: int,
         pin: int,
-        wanted: GiveUp | Listen | Drive | Wave,
-        asked: Asked,
+        wanted: GiveUpPin | Listen | Drive | Wave,
+        asked: CallOrigin,
         turn: PinTurn,
     ) -> None:
         turn.order(self._clock)  # they do not know such things; only that it is not too late
         match wanted:
-            case GiveUp():  # they know no way to give a pin up: an input drives nothing
+            case GiveUpPin():  # they know no way to give a pin up: an input drives nothing
                 await self._original_configure(board, pin, Direction.INPUT, Pull.NONE, asked)
             case Listen(pull=pull):
                 await self._original_configure(board, pin, Direction.INPUT, pull, asked)
@@ -198,7 +198,7 @@ class NodePins:
                     raise _unsuccessful(board, answer.message)
 
     async def _original_configure(
-        self, board: int, pin: int, direction: Direction, pull: Pull, asked: Asked
+        self, board: int, pin: int, direction: Direction, pull: Pull, asked: CallOrigin
     ) -> None:
         request = pi_agent.ConfigureGPIOPinRequest(
             pin=pin, direction=_DIRECTIONS[direction], pull_mode=_PULLS[pull]
@@ -213,7 +213,7 @@ class NodePins:
         if not answer.success:
             raise _unsuccessful(board, answer.message)
 
-    async def _original_write(self, board: int, pin: int, level: int, asked: Asked) -> None:
+    async def _original_write(self, board: int, pin: int, level: int, asked: CallOrigin) -> None:
         await self._links.call(
             board,
             lambda link: link.original.WriteGPIOPin,
@@ -222,7 +222,7 @@ class NodePins:
             asked=asked,
         )
 
-    async def _original_read(self, board: int, pin: int, pull: Pull, asked: Asked) -> Read:
+    async def _original_read(self, board: int, pin: int, pull: Pull, asked: CallOrigin) -> Read:
         request = pi_agent.ReadGPIOPinRequest(pin=pin)
 
         async def attempt() -> Read:

@@ -23,23 +23,23 @@ from fleetplane.domains.boards.kinds import (
     BOARD,
     SCOPE,
     Board,
+    BoardSilence,
     BoardState,
-    Silence,
     board_scope,
     number_of,
 )
 from fleetplane.domains.boards.pins import rules
-from fleetplane.domains.boards.pins.client import NodePins
+from fleetplane.domains.boards.pins.client import PinsOfNode
 from fleetplane.domains.boards.pins.devices import Devices
-from fleetplane.domains.boards.pins.driver import CONTROLLER, Driver
+from fleetplane.domains.boards.pins.driver import CONTROLLER, PinDriver
 from fleetplane.domains.boards.pins.kinds import GPIO_DEVICE, Device, device_number, status_of
-from fleetplane.domains.boards.pins.rules import GiveUp, LeaveAlone, PinSeen
+from fleetplane.domains.boards.pins.rules import GiveUpPin, LeaveAlone, PinSeen
 from fleetplane.fleet import freeze as freezing
 from fleetplane.fleet.freeze import FROZEN, Freezes
 from fleetplane.kernel.boundary import Boundary, contained
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FailedPrecondition, FleetplaneError, ResourceExhausted
-from fleetplane.kernel.reconcile import Reason, Reconciler, Result
+from fleetplane.kernel.reconcile import PassResult, Reason, Reconciler
 from fleetplane.kernel.store import Store
 from fleetplane.kernel.watch import EventType
 
@@ -92,9 +92,9 @@ class GpioController:
         clock: Clock,
         boards: Boards,
         devices: Devices,
-        pins: NodePins,
+        pins: PinsOfNode,
         links: NodeLinks,
-        driver: Driver,
+        driver: PinDriver,
         policy: GpioPolicy | None = None,
     ) -> None:
         self._store = store
@@ -170,7 +170,7 @@ class GpioController:
 
     def _is_back(self, board: Board) -> bool:
         number, status = number_of(board), board_status(board)
-        gone = status.silence is not Silence.NONE or status.reported is BoardState.MAINTENANCE
+        gone = status.silence is not BoardSilence.NONE or status.reported is BoardState.MAINTENANCE
         was_gone = number in self._gone
         (self._gone.add if gone else self._gone.discard)(number)
         return was_gone and not gone
@@ -205,12 +205,12 @@ class GpioController:
 
     # Working.
 
-    async def _look(self, name: str) -> Result:
+    async def _look(self, name: str) -> PassResult:
         board, devices = self._boards.get(int(name)), self._devices.of_board(int(name))
         wanted = [device for device in devices if not isinstance(rules.wish(device), LeaveAlone)]
         if board is None or not wanted:
-            return Result()
-        if board_status(board).silence is Silence.DEAD or not self._links.is_callable(board):
+            return PassResult()
+        if board_status(board).silence is BoardSilence.DEAD or not self._links.is_callable(board):
             return await self._nobody(wanted, BoardAway(f"board {name} is away"), again=None)
         try:
             seen = await self._pins.listed(int(name), asked=CONTROLLER)
@@ -219,7 +219,7 @@ class GpioController:
             return await self._nobody(wanted, error, again=self._policy.retry_seconds)
         except FleetplaneError as error:
             return await self._nobody(wanted, error, again=self._policy.again_after(error))
-        return Result(explanation=reasons, requeue_after_seconds=again)
+        return PassResult(explanation=reasons, requeue_after_seconds=again)
 
     async def _see_to(
         self, wanted: Sequence[Device], seen: dict[int, PinSeen]
@@ -243,13 +243,13 @@ class GpioController:
 
     async def _nobody(
         self, wanted: Iterable[Device], error: FleetplaneError, *, again: float | None
-    ) -> Result:
+    ) -> PassResult:
         """Nothing can be done for now; the devices say so."""
         reasons = []
         for device in wanted:
             await self._driver.away(device, error)
             reasons.append(_reason(device, error))
-        return Result(explanation=tuple(reasons), requeue_after_seconds=again)
+        return PassResult(explanation=tuple(reasons), requeue_after_seconds=again)
 
 
 def _wants(device: Device) -> bool:
@@ -257,7 +257,7 @@ def _wants(device: Device) -> bool:
     status, wanted = status_of(device), rules.wish(device)
     if isinstance(wanted, LeaveAlone) or status.reason:
         return False
-    return isinstance(wanted, GiveUp) or status.applied_generation != device.generation
+    return isinstance(wanted, GiveUpPin) or status.applied_generation != device.generation
 
 
 def _reason(device: Device, error: FleetplaneError) -> Reason:

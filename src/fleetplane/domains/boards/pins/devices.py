@@ -19,7 +19,7 @@ from fleetplane.domains.boards.pins.kinds import (
     Device,
     GpioSpec,
     GpioStatus,
-    Lease,
+    PinHold,
     device_number,
     status_of,
 )
@@ -429,7 +429,7 @@ def _applied(status: GpioStatus, *, value: float | None, at_ns: int) -> GpioStat
     )
 
 
-def _end_lease(draft: Draft, device: Device, lease: Lease) -> Device:
+def _end_lease(draft: Draft, device: Device, lease: PinHold) -> Device:
     return _put(draft, device, *rules.lease_ended(device.spec, status_of(device), lease))
 
 

@@ -16,12 +16,12 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from fleetplane.domains.boards.access import OPERATOR
-from fleetplane.domains.boards.calls.channels import Asked
+from fleetplane.domains.boards.calls.channels import CallOrigin
 from fleetplane.domains.boards.calls.errors import AWAY, reason_of
 from fleetplane.domains.boards.inventory.boards import SERVER
 from fleetplane.domains.boards.kinds import SCOPE
 from fleetplane.domains.boards.pins import rules
-from fleetplane.domains.boards.pins.client import Hold, NodePins, Read
+from fleetplane.domains.boards.pins.client import Hold, PinsOfNode, Read
 from fleetplane.domains.boards.pins.devices import Devices
 from fleetplane.domains.boards.pins.kinds import (
     Device,
@@ -31,7 +31,7 @@ from fleetplane.domains.boards.pins.kinds import (
     device_number,
     status_of,
 )
-from fleetplane.domains.boards.pins.rules import Drive, GiveUp, LeaveAlone, PinSeen, Wave, Wish
+from fleetplane.domains.boards.pins.rules import Drive, GiveUpPin, LeaveAlone, PinSeen, Wave, Wish
 from fleetplane.domains.boards.pins.turns import WAIT_SECONDS, Check, PinBusy, PinTurn, PinTurns
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError, InvalidArgument
@@ -46,15 +46,15 @@ DOUBTS_LIMIT: Final = 4096
 OWED_SECONDS: Final = 1.0
 """The lifetime of a lease that is sent to a board only to end it."""
 
-CONTROLLER: Final = Asked(actor=SERVER, role=OPERATOR)
+CONTROLLER: Final = CallOrigin(actor=SERVER, role=OPERATOR)
 """What the server does by itself: devices are as operators want them, and boards obey nobody below that."""
 
 
-class Driver:
+class PinDriver:
     def __init__(
         self,
         devices: Devices,
-        pins: NodePins,
+        pins: PinsOfNode,
         turns: PinTurns,
         clock: Clock,
         telemetry: Telemetry | None = None,
@@ -75,7 +75,7 @@ class Driver:
 
     # For somebody who waits.
 
-    async def read(self, number: int, *, asked: Asked, keep: bool = True) -> Read:
+    async def read(self, number: int, *, asked: CallOrigin, keep: bool = True) -> Read:
         """The level now, of a waveform its duty cycle; `keep` it as a reading."""
         async with self._alone(number, wait_seconds=WAIT_SECONDS):
             device = self._devices.require(number)
@@ -95,7 +95,7 @@ class Driver:
             self._keep(number, read)
         return read
 
-    async def write(self, number: int, value: int, *, holder: str, asked: Asked) -> Read:
+    async def write(self, number: int, value: int, *, holder: str, asked: CallOrigin) -> Read:
         """Drive a level, or a duty cycle, from now on; `holder` must have the reservation if there is one."""
 
         def check(device: Device, now_ns: int) -> None:
@@ -104,7 +104,7 @@ class Driver:
         async with self._alone(number, wait_seconds=WAIT_SECONDS), self._turn(number, check) as turn:
             device = turn.device
             if status_of(device).owed_lease_id:  # the lease before this one must end at the board first
-                await self._bring(turn, GiveUp(), asked=asked)
+                await self._bring(turn, GiveUpPin(), asked=asked)
             wanted, hold = self._driving(device, value), self._hold(device)
             try:
                 await self._pins.apply(turn, wanted, asked=asked, hold=hold)
@@ -122,7 +122,7 @@ class Driver:
         self._keep(number, read)
         return read
 
-    async def reserve(self, number: int, holder: str, *, seconds: float | None, asked: Asked) -> Device:
+    async def reserve(self, number: int, holder: str, *, seconds: float | None, asked: CallOrigin) -> Device:
         """Reserve a pin for one holder. A board that drives the pin under the lease is told first:
         if it cannot be, the lease is not longer than it knows."""
 
@@ -198,7 +198,7 @@ class Driver:
         await self._devices.found(device, _because(error))
 
     async def _in_order(self, device: Device, wanted: Wish, seen: PinSeen | None) -> None:
-        if isinstance(wanted, GiveUp):
+        if isinstance(wanted, GiveUpPin):
             await self._given_up(device)
             return
 
@@ -213,17 +213,17 @@ class Driver:
             if device.spec.config.sample_rate:
                 self._keep(device_number(device), Read(level=seen.level, at_ns=self._clock.now_ns()))
 
-    async def _bring(self, turn: PinTurn, wanted: Wish, *, asked: Asked) -> None:
+    async def _bring(self, turn: PinTurn, wanted: Wish, *, asked: CallOrigin) -> None:
         device = turn.device
         if isinstance(wanted, LeaveAlone):
             return
-        hold = self._owed(device) if isinstance(wanted, GiveUp) else self._hold_of_level(device)
+        hold = self._owed(device) if isinstance(wanted, GiveUpPin) else self._hold_of_level(device)
         try:
             await self._pins.apply(turn, wanted, asked=asked, hold=hold)
         except FleetplaneError as error:
             await self._devices.found(device, _because(error), turn=turn)
             raise
-        if isinstance(wanted, GiveUp):
+        if isinstance(wanted, GiveUpPin):
             await self._given_up(device, turn)
             return
         value = float(wanted.level) if isinstance(wanted, Drive) else None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from fleetplane.domains.boards.kinds import Spec
+from fleetplane.domains.boards.kinds import BoardsSpec
 from fleetplane.kernel.resources import Kind, Resource
 
 
@@ -40,7 +40,7 @@ class DeviceState(StrEnum):
     """The board refuses it, or cannot do it; the status says why."""
 
 
-class GpioConfig(Spec, frozen=True):
+class GpioConfig(BoardsSpec, frozen=True):
     """What depends on the type; zero where nothing was said."""
 
     frequency: int = 0
@@ -57,7 +57,7 @@ class GpioConfig(Spec, frozen=True):
     """Readings to keep, per second; 0 for those only that somebody asks for."""
 
 
-class GpioSpec(Spec, frozen=True):
+class GpioSpec(BoardsSpec, frozen=True):
     name: str
     board: int
     pin: int
@@ -76,7 +76,7 @@ class GpioSpec(Spec, frozen=True):
     """Deleted, once the board has given the pin up."""
 
 
-class Lease(Spec, frozen=True):
+class PinHold(BoardsSpec, frozen=True):
     """Who alone may write, and until when."""
 
     id: str
@@ -86,7 +86,7 @@ class Lease(Spec, frozen=True):
     """None for one that lasts until it is given back; what is written under it stays."""
 
 
-class GpioStatus(Spec, frozen=True):
+class GpioStatus(BoardsSpec, frozen=True):
     state: DeviceState = DeviceState.ACTIVE
     value: float | None = None
     """As last read from the board, or written to it."""
@@ -98,7 +98,7 @@ class GpioStatus(Spec, frozen=True):
     reason: str = ""
     """Why the board is not as it should be, for programs; empty if it is."""
     message: str = ""
-    lease: Lease | None = None
+    lease: PinHold | None = None
     owed_lease_id: str = ""
     """A lease that has ended here, and that the board may still keep: it is to give the pin up."""
     doubted: bool = False

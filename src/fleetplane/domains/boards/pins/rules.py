@@ -28,7 +28,7 @@ from fleetplane.domains.boards.pins.kinds import (
     GpioConfig,
     GpioSpec,
     GpioStatus,
-    Lease,
+    PinHold,
     Pull,
     status_of,
 )
@@ -58,7 +58,7 @@ class LeaveAlone:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GiveUp:
+class GiveUpPin:
     pass
 
 
@@ -79,7 +79,7 @@ class Wave:
     duty_percent: int
 
 
-Wish = LeaveAlone | GiveUp | Listen | Drive | Wave
+Wish = LeaveAlone | GiveUpPin | Listen | Drive | Wave
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ class PinSeen:
 
 def wish(device: Device) -> Wish:
     spec, status = device.spec, status_of(device)
-    nothing: Wish = GiveUp() if status.held or status.owed_lease_id or status.doubted else LeaveAlone()
+    nothing: Wish = GiveUpPin() if status.held or status.owed_lease_id or status.doubted else LeaveAlone()
     if status.owed_lease_id or not spec.enabled or spec.removing or spec.device_type not in DRIVEN:
         return nothing
     if spec.device_type is DeviceType.PWM:
@@ -113,7 +113,7 @@ def is_met(wanted: Wish, device: Device, seen: PinSeen | None) -> bool:
     match wanted:
         case LeaveAlone():
             return True
-        case GiveUp():
+        case GiveUpPin():
             status = status_of(device)
             return seen is None and not status.owed_lease_id and not status.doubted
         case Listen(pull=pull):
@@ -196,18 +196,20 @@ def check_holder(device: Device, holder: str, *, now_ns: int) -> None:
 # Leases.
 
 
-def standing(lease: Lease | None, *, now_ns: int) -> Lease | None:
+def standing(lease: PinHold | None, *, now_ns: int) -> PinHold | None:
     if lease is None or (lease.expires_at_ns is not None and lease.expires_at_ns <= now_ns):
         return None
     return lease
 
 
-def seconds_left(lease: Lease, *, now_ns: int) -> float | None:
+def seconds_left(lease: PinHold, *, now_ns: int) -> float | None:
     """None for one without an end."""
     return None if lease.expires_at_ns is None else max(0.0, (lease.expires_at_ns - now_ns) / NS)
 
 
-def taken(lease: Lease | None, holder: str, *, seconds: float | None, fresh_id: str, now_ns: int) -> Lease:
+def taken(
+    lease: PinHold | None, holder: str, *, seconds: float | None, fresh_id: str, now_ns: int
+) -> PinHold:
     """The lease once `holder` took or renewed it; whose it is was checked before."""
     _check_text("client_id", holder, HOLDER_LIMIT)
     if seconds is not None and not 0 < seconds <= LEASE_LIMIT_SECONDS:
@@ -216,7 +218,7 @@ def taken(lease: Lease | None, holder: str, *, seconds: float | None, fresh_id: 
     before = standing(lease, now_ns=now_ns)
     if before is not None and (before.expires_at_ns is None) == (until is None):
         return msgspec.structs.replace(before, expires_at_ns=until)
-    return Lease(id=fresh_id, holder=holder, taken_at_ns=now_ns, expires_at_ns=until)
+    return PinHold(id=fresh_id, holder=holder, taken_at_ns=now_ns, expires_at_ns=until)
 
 
 def undriven(spec: GpioSpec, status: GpioStatus) -> tuple[GpioSpec, GpioStatus]:
@@ -228,7 +230,7 @@ def undriven(spec: GpioSpec, status: GpioStatus) -> tuple[GpioSpec, GpioStatus]:
     )
 
 
-def lease_ended(spec: GpioSpec, status: GpioStatus, lease: Lease) -> tuple[GpioSpec, GpioStatus]:
+def lease_ended(spec: GpioSpec, status: GpioStatus, lease: PinHold) -> tuple[GpioSpec, GpioStatus]:
     """After a lease has ended, and with it what was written under it."""
     if spec.lease_id and spec.lease_id == lease.id:
         spec, status = undriven(spec, status)

@@ -24,7 +24,7 @@ from typing import Final
 import msgspec
 
 from fleetplane.domains.boards.fences import Fence
-from fleetplane.domains.boards.kinds import SCOPE, Spec
+from fleetplane.domains.boards.kinds import SCOPE, BoardsSpec
 from fleetplane.domains.boards.pins.kinds import (
     GPIO_DEVICE,
     Device,
@@ -36,7 +36,7 @@ from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import Conflict, FleetplaneError, NotFound, Unavailable
 from fleetplane.kernel.resources import Key, Kind, Nothing
 from fleetplane.kernel.store import Draft, Store
-from fleetplane.kernel.store.engine import Author
+from fleetplane.kernel.store.engine import GroupAuthor
 from fleetplane.kernel.unbroken import finish
 from fleetplane.kernel.values.times import NS
 
@@ -48,7 +48,7 @@ LOOK_SECONDS: Final = 0.05
 """Between looks at memory, where the end of another server's turn is seen."""
 
 
-class PinTurnSpec(Spec, frozen=True):
+class PinTurnSpec(BoardsSpec, frozen=True):
     server: str
     boot: int
     until_ns: int
@@ -243,7 +243,7 @@ def is_taken(draft: Draft, number: int) -> bool:
     return found is not None and found.spec.until_ns > draft.now_ns
 
 
-def _is_anothers(spec: PinTurnSpec, author: Author, *, now_ns: int) -> bool:
+def _is_anothers(spec: PinTurnSpec, author: GroupAuthor, *, now_ns: int) -> bool:
     """Whether to wait for it. One of this very process is left over: it does one thing at a time here."""
     return (spec.server, spec.boot) != (author.server, author.boot) and spec.until_ns > now_ns
 

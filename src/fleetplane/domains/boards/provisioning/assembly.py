@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from fleetplane.domains.boards.core import BoardCore
-from fleetplane.domains.boards.provisioning.credentials import Credentials
-from fleetplane.domains.boards.provisioning.engine import Engine, ProvisioningParts
+from fleetplane.domains.boards.provisioning.credentials import SshCredentials
+from fleetplane.domains.boards.provisioning.engine import ProvisioningEngine, ProvisioningParts
 from fleetplane.domains.boards.provisioning.operations import OPERATION, Operations
-from fleetplane.domains.boards.provisioning.preflight import Places
+from fleetplane.domains.boards.provisioning.preflight import BoardPaths
 from fleetplane.domains.boards.provisioning.secrets import ClusterSecrets
 
 KINDS = (OPERATION,)
 
 
 class ProvisioningSide:
-    def __init__(self, core: BoardCore, *, places: Places | None = None) -> None:
+    def __init__(self, core: BoardCore, *, places: BoardPaths | None = None) -> None:
         """`places` is where things lie on boards; for tests, whose boards lie elsewhere."""
         kernel = core.kernel
         self.operations = Operations(kernel.store)
-        self.credentials = Credentials(kernel.store, kernel.master)
+        self.credentials = SshCredentials(kernel.store, kernel.master)
         self.secrets = ClusterSecrets(kernel.store, kernel.master)
-        self.engine = Engine(
+        self.engine = ProvisioningEngine(
             ProvisioningParts(
                 boards=core.boards,
                 clusters=core.clusters,
@@ -27,7 +27,7 @@ class ProvisioningSide:
                 credentials=self.credentials,
                 secrets=self.secrets,
                 clock=kernel.clock,
-                places=places or Places(),
+                places=places or BoardPaths(),
                 policy=core.options.provisioning,
             )
         )

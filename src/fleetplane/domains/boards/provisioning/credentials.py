@@ -30,7 +30,7 @@ class SshCredential(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return f"<SshCredential {self.user}>"
 
 
-class Credentials:
+class SshCredentials:
     def __init__(self, store: Store, master: MasterKey) -> None:
         self._store = store
         self._master = master

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from fleetplane.domains.boards.kinds import CLUSTER, SCOPE, Spec
+from fleetplane.domains.boards.kinds import CLUSTER, SCOPE, BoardsSpec
 from fleetplane.kernel.errors import NotFound
 from fleetplane.kernel.resources import Kind, Nothing
 from fleetplane.kernel.store import Draft, Store
 
 
-class DisclosureSpec(Spec, frozen=True):
+class DisclosureSpec(BoardsSpec, frozen=True):
     cluster_id: int
     what: str
     count: int

@@ -30,10 +30,11 @@ from fleetplane.domains.boards.ports import (
 )
 from fleetplane.domains.boards.provisioning import options as k3s
 from fleetplane.domains.boards.provisioning import ssh
-from fleetplane.domains.boards.provisioning.credentials import Credentials
+from fleetplane.domains.boards.provisioning.credentials import SshCredentials
 from fleetplane.domains.boards.provisioning.operations import (
     ALONE,
     MESSAGE_LIMIT,
+    BoardOperation,
     Operation,
     OperationLogs,
     Operations,
@@ -42,16 +43,15 @@ from fleetplane.domains.boards.provisioning.operations import (
     Ownership,
     StepRecord,
     StepState,
-    Work,
     is_over,
     status_of,
 )
-from fleetplane.domains.boards.provisioning.plan import Step
+from fleetplane.domains.boards.provisioning.plan import CommandedStep
 from fleetplane.domains.boards.provisioning.policy import ProvisioningPolicy
-from fleetplane.domains.boards.provisioning.preflight import Places
+from fleetplane.domains.boards.provisioning.preflight import BoardPaths
 from fleetplane.domains.boards.provisioning.results import ACTOR, Aftermath
 from fleetplane.domains.boards.provisioning.secrets import ClusterSecrets
-from fleetplane.domains.boards.provisioning.selection import Survey
+from fleetplane.domains.boards.provisioning.selection import BoardSurvey
 from fleetplane.domains.boards.provisioning.steps import BoardWork
 from fleetplane.kernel.boundary import Boundary, contained
 from fleetplane.kernel.clock import Clock
@@ -76,21 +76,21 @@ class ProvisioningParts:
     boards: Boards
     clusters: Clusters
     operations: Operations
-    credentials: Credentials
+    credentials: SshCredentials
     secrets: ClusterSecrets
     clock: Clock
     dial: ssh.Dial = ssh.dial
-    places: Places = field(default_factory=Places)
+    places: BoardPaths = field(default_factory=BoardPaths)
     policy: ProvisioningPolicy = field(default_factory=ProvisioningPolicy)
     """What the server's owner lets orders name."""
 
 
-class Engine:
+class ProvisioningEngine:
     """A `Provisioner`."""
 
     def __init__(self, parts: ProvisioningParts) -> None:
         self._parts = parts
-        self._survey = Survey(parts.boards, parts.clusters, parts.places, parts.policy)
+        self._survey = BoardSurvey(parts.boards, parts.clusters, parts.places, parts.policy)
         self._aftermath = Aftermath(parts.boards, parts.clusters, parts.secrets)
         self.logs = OperationLogs()
         self._wanted: asyncio.Queue[str] = asyncio.Queue()
@@ -192,7 +192,7 @@ class Engine:
         return told(operation, "cancelled" if cancelled else "it was over already")
 
     async def _rehearse(
-        self, order: ProvisioningOrder, works: tuple[Work, ...], options: k3s.K3sOptions
+        self, order: ProvisioningOrder, works: tuple[BoardOperation, ...], options: k3s.K3sOptions
     ) -> ProvisioningAnswer:
         """The very commands, without any of them being run, or anyone being connected to."""
         credential = await self._parts.credentials.get(order.credential_ref)
@@ -329,8 +329,8 @@ class Engine:
         self,
         name: str,
         spec: OperationSpec,
-        work: Work,
-        steps: tuple[Step, ...],
+        work: BoardOperation,
+        steps: tuple[CommandedStep, ...],
         first: int,
         own: Ownership,
     ) -> None:
@@ -356,7 +356,9 @@ class Engine:
         server_url = self._survey.server_url(spec)
         await self._aftermath.board_done(spec, work, hands, server_url)
 
-    async def _take(self, name: str, index: int, step: Step, hands: BoardWork, own: Ownership) -> None:
+    async def _take(
+        self, name: str, index: int, step: CommandedStep, hands: BoardWork, own: Ownership
+    ) -> None:
         operations, clock = self._parts.operations, self._parts.clock
         if status_of(operations.get(name)).steps[index].state in (StepState.DONE, StepState.SKIPPED):
             return

@@ -18,7 +18,7 @@ from enum import StrEnum
 import msgspec
 
 from fleetplane.domains.boards.fences import Fence
-from fleetplane.domains.boards.kinds import SCOPE, BoardRole, Spec
+from fleetplane.domains.boards.kinds import SCOPE, BoardRole, BoardsSpec
 from fleetplane.domains.boards.ports import ProvisioningAction, ProvisioningState
 from fleetplane.domains.boards.provisioning.options import K3sOptions
 from fleetplane.kernel.errors import Conflict, NotFound
@@ -37,7 +37,7 @@ _BOARD_CLAIM = "board"
 _REQUEST_CLAIM = "request"
 
 
-class Work(Spec, frozen=True):
+class BoardOperation(BoardsSpec, frozen=True):
     """One board's part of an operation."""
 
     board: int
@@ -54,7 +54,7 @@ class StepState(StrEnum):
     FAILED = "failed"
 
 
-class StepRecord(Spec, frozen=True):
+class StepRecord(BoardsSpec, frozen=True):
     board: int
     name: str
     phase: ProvisioningState
@@ -64,9 +64,9 @@ class StepRecord(Spec, frozen=True):
     finished_at_ns: int | None = None
 
 
-class OperationSpec(Spec, frozen=True):
+class OperationSpec(BoardsSpec, frozen=True):
     action: ProvisioningAction
-    works: tuple[Work, ...]
+    works: tuple[BoardOperation, ...]
     """In order; the first is the cluster's server, where there is one."""
     options: K3sOptions
     credential: str
@@ -76,7 +76,7 @@ class OperationSpec(Spec, frozen=True):
     request_id: str = ""
 
 
-class Owner(Spec, frozen=True):
+class Owner(BoardsSpec, frozen=True):
     """Who carries an operation out, of several servers."""
 
     server: str
@@ -87,7 +87,7 @@ class Owner(Spec, frozen=True):
     """Counts owners, also those of one name."""
 
 
-class OperationStatus(Spec, frozen=True):
+class OperationStatus(BoardsSpec, frozen=True):
     state: ProvisioningState = ProvisioningState.QUEUED
     steps: tuple[StepRecord, ...] = ()
     reason: str = ""

@@ -21,7 +21,7 @@ from fleetplane.domains.boards.provisioning import options as k3s
 from fleetplane.domains.boards.provisioning import preflight
 from fleetplane.domains.boards.provisioning.options import K3sOptions
 from fleetplane.domains.boards.provisioning.policy import Installer
-from fleetplane.domains.boards.provisioning.preflight import Places
+from fleetplane.domains.boards.provisioning.preflight import BoardPaths
 
 SHORT_SECONDS, LONG_SECONDS = 60.0, 1200.0
 """For a command that only looks or writes; for one that fetches packages or images."""
@@ -42,7 +42,7 @@ class Doing(StrEnum):
     """What it prints is a secret."""
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True):
+class CommandedStep(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     phase: ProvisioningState
     doing: Doing = Doing.RUN
@@ -54,7 +54,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it may fail, because there may be nothing to do."""
 
 
-class Host(msgspec.Struct, frozen=True, kw_only=True):
+class BoardHost(msgspec.Struct, frozen=True, kw_only=True):
     """A board as it is reached."""
 
     address: str
@@ -66,30 +66,30 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def install(
-    host: Host,
+    host: BoardHost,
     role: BoardRole,
     options: K3sOptions,
     installer: Installer,
     *,
     server_url: str = "",
-    places: Places | None = None,
-) -> tuple[Step, ...]:
+    places: BoardPaths | None = None,
+) -> tuple[CommandedStep, ...]:
     """Everything from looking at a board to a running k3s; `server_url` is whom an agent joins."""
     server = role is BoardRole.MASTER
     unit = "k3s" if server else "k3s-agent"
-    places = places or Places()
+    places = places or BoardPaths()
     joining = () if server else (_join_token(host, places),)
     return (
         _preflight(places),
-        Step(name="cgroup", phase=ProvisioningState.PREPARING, doing=Doing.CGROUP),
-        Step(
+        CommandedStep(name="cgroup", phase=ProvisioningState.PREPARING, doing=Doing.CGROUP),
+        CommandedStep(
             name="reboot",
             phase=ProvisioningState.REBOOTING,
             doing=Doing.REBOOT,
             commands=(host.privileged("reboot"),),
             seconds=LONG_SECONDS,
         ),
-        Step(
+        CommandedStep(
             name="packages",
             phase=ProvisioningState.PREPARING,
             seconds=LONG_SECONDS,
@@ -100,7 +100,7 @@ def install(
             ),
         ),
         *joining,
-        Step(
+        CommandedStep(
             name="install",
             phase=ProvisioningState.INSTALLING if server else ProvisioningState.JOINING,
             commands=(
@@ -108,14 +108,14 @@ def install(
             ),
             seconds=LONG_SECONDS,
         ),
-        Step(
+        CommandedStep(
             name="start",
             phase=ProvisioningState.INSTALLING,
             seconds=LONG_SECONDS,
             commands=(host.privileged(f"systemctl enable --now {unit}"),),
         ),
         *((_ready(host), _collect(host, options)) if server else ()),
-        Step(
+        CommandedStep(
             name="verify",
             phase=ProvisioningState.VERIFYING,
             commands=(host.privileged(f"systemctl is-active {unit}"), "k3s --version"),
@@ -123,20 +123,22 @@ def install(
     )
 
 
-def check(places: Places | None = None) -> tuple[Step, ...]:
+def check(places: BoardPaths | None = None) -> tuple[CommandedStep, ...]:
     """Only looking."""
-    return (_preflight(places or Places()),)
+    return (_preflight(places or BoardPaths()),)
 
 
-def uninstall(host: Host, options: K3sOptions, places: Places | None = None) -> tuple[Step, ...]:
+def uninstall(
+    host: BoardHost, options: K3sOptions, places: BoardPaths | None = None
+) -> tuple[CommandedStep, ...]:
     """Back to a board without k3s; what is not there is no failure."""
-    places = places or Places()
+    places = places or BoardPaths()
     scripts = [
         shlex.quote(f"{places.programs}/{name}") for name in ("k3s-uninstall.sh", "k3s-agent-uninstall.sh")
     ]
     leftovers = shlex.join(["rm", "-rf", "--", options.data_dir, places.configuration])
     return (
-        Step(
+        CommandedStep(
             name="stop",
             phase=ProvisioningState.ROLLING_BACK,
             tolerant=True,
@@ -144,19 +146,19 @@ def uninstall(host: Host, options: K3sOptions, places: Places | None = None) -> 
                 host.privileged(f"systemctl disable --now {unit}") for unit in ("k3s", "k3s-agent")
             ),
         ),
-        Step(
+        CommandedStep(
             name="uninstall",
             phase=ProvisioningState.ROLLING_BACK,
             seconds=LONG_SECONDS,
             tolerant=True,
             commands=tuple(host.privileged(f"if [ -x {script} ]; then {script}; fi") for script in scripts),
         ),
-        Step(
+        CommandedStep(
             name="clean",
             phase=ProvisioningState.ROLLING_BACK,
             commands=(host.privileged(leftovers),),
         ),
-        Step(
+        CommandedStep(
             name="verify",
             phase=ProvisioningState.VERIFYING,
             commands=("! command -v k3s >/dev/null || { echo 'k3s is still there' >&2; exit 1; }",),
@@ -164,8 +166,8 @@ def uninstall(host: Host, options: K3sOptions, places: Places | None = None) -> 
     )
 
 
-def _preflight(places: Places) -> Step:
-    return Step(
+def _preflight(places: BoardPaths) -> CommandedStep:
+    return CommandedStep(
         name="preflight",
         phase=ProvisioningState.PREFLIGHT,
         doing=Doing.PREFLIGHT,
@@ -173,10 +175,10 @@ def _preflight(places: Places) -> Step:
     )
 
 
-def _join_token(host: Host, places: Places) -> Step:
+def _join_token(host: BoardHost, places: BoardPaths) -> CommandedStep:
     folder, file = shlex.quote(places.configuration), shlex.quote(places.join_token)
     write = f"umask 077 && mkdir -p {folder} && cat > {file}"
-    return Step(
+    return CommandedStep(
         name="join-token",
         phase=ProvisioningState.JOINING,
         commands=(host.privileged(write),),
@@ -203,7 +205,9 @@ def _fetched(installer: Installer, arguments: str) -> str:
     )
 
 
-def _installing(host: Host, role: BoardRole, options: K3sOptions, server_url: str, places: Places) -> str:
+def _installing(
+    host: BoardHost, role: BoardRole, options: K3sOptions, server_url: str, places: BoardPaths
+) -> str:
     variables = {"INSTALL_K3S_CHANNEL": options.channel, "INSTALL_K3S_SKIP_START": "true"}
     if options.version:
         variables["INSTALL_K3S_VERSION"] = options.version
@@ -220,8 +224,8 @@ def _assigned(variables: dict[str, str]) -> Iterable[str]:
     return (f"{name}={value}" for name, value in sorted(variables.items()))
 
 
-def _ready(host: Host) -> Step:
-    return Step(
+def _ready(host: BoardHost) -> CommandedStep:
+    return CommandedStep(
         name="ready",
         phase=ProvisioningState.VERIFYING,
         doing=Doing.READY,
@@ -230,9 +234,9 @@ def _ready(host: Host) -> Step:
     )
 
 
-def _collect(host: Host, options: K3sOptions) -> Step:
+def _collect(host: BoardHost, options: K3sOptions) -> CommandedStep:
     token = f"{options.data_dir.rstrip('/')}/server/node-token"
-    return Step(
+    return CommandedStep(
         name="collect",
         phase=ProvisioningState.VERIFYING,
         doing=Doing.COLLECT,

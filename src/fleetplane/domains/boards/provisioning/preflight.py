@@ -28,7 +28,7 @@ OUTPUT_LIMIT = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Places:
+class BoardPaths:
     """Where a board has what is looked at, and where things are put."""
 
     cgroup_controllers: str = "/sys/fs/cgroup/cgroup.controllers"
@@ -70,7 +70,7 @@ elif awk '$1 == "memory" && $4 == 1 {{found=1}} END {{exit !found}}' {cgroups} 2
 then echo memory_cgroup=1; else echo memory_cgroup=0; fi"""
 
 
-def probe(places: Places) -> str:
+def probe(places: BoardPaths) -> str:
     """One command that prints `key=value` lines and changes nothing."""
     q = shlex.quote
     cmdlines = " ".join(q(path) for path in places.cmdlines)
@@ -126,7 +126,7 @@ def _number(found: dict[str, str], key: str) -> int:
     return int(text) if text.isdecimal() and len(text) < 16 else 0
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class PreflightVerdict(msgspec.Struct, frozen=True, kw_only=True):
     problems: tuple[str, ...]
     """Nothing is done while there are any."""
     warnings: tuple[str, ...]
@@ -134,7 +134,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """The boot loader's line must be changed, and the board restarted."""
 
 
-def judge(findings: Findings, *, server: bool, now_seconds: float) -> Verdict:
+def judge(findings: Findings, *, server: bool, now_seconds: float) -> PreflightVerdict:
     problems, warnings = [], []
     if findings.architecture not in ARCHITECTURES:
         problems.append(f"architecture: there is no k3s for {findings.architecture or 'an unknown one'}")
@@ -162,10 +162,10 @@ def judge(findings: Findings, *, server: bool, now_seconds: float) -> Verdict:
         problems += [f"port: somebody listens on {port} already" for port in taken]
     if server and "mmcblk" in findings.root_device:
         warnings.append("disk: a server's database wears an SD card out; an SSD lasts longer")
-    return Verdict(problems=tuple(problems), warnings=tuple(warnings), needs_cgroup=needs_cgroup)
+    return PreflightVerdict(problems=tuple(problems), warnings=tuple(warnings), needs_cgroup=needs_cgroup)
 
 
-def require(verdict: Verdict) -> None:
+def require(verdict: PreflightVerdict) -> None:
     if verdict.problems:
         raise FailedPrecondition("; ".join(verdict.problems), details={"cause": "preflight"})
 

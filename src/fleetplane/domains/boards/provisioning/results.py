@@ -7,15 +7,15 @@ from fleetplane.domains.boards.inventory.clusters import Clusters
 from fleetplane.domains.boards.kinds import BoardRole, BoardState, ClusterState
 from fleetplane.domains.boards.ports import ProvisioningAction
 from fleetplane.domains.boards.provisioning.operations import (
+    BoardOperation,
     Operation,
     OperationSpec,
     StepState,
-    Work,
     status_of,
 )
 from fleetplane.domains.boards.provisioning.secrets import ClusterSecrets
 from fleetplane.domains.boards.provisioning.steps import BoardWork
-from fleetplane.domains.boards.rules import Facts
+from fleetplane.domains.boards.rules import BoardFacts
 
 ACTOR = "system/provisioning"
 
@@ -33,7 +33,9 @@ class Aftermath:
             await self._boards.declare(work.board, BoardState.PROVISIONING, actor=ACTOR)
         await self._cluster(spec, ClusterState.PROVISIONING)
 
-    async def board_done(self, spec: OperationSpec, work: Work, hands: BoardWork, server_url: str) -> None:
+    async def board_done(
+        self, spec: OperationSpec, work: BoardOperation, hands: BoardWork, server_url: str
+    ) -> None:
         if spec.action is ProvisioningAction.DEPROVISION:
             await self._boards.depart(work.board, actor=ACTOR)
         if spec.action is not ProvisioningAction.PROVISION:
@@ -48,7 +50,7 @@ class Aftermath:
                 spec.cluster_id, actor=ACTOR, version=hands.version, master_endpoint=server_url
             )
         hostname = hands.findings.hostname if hands.findings is not None else ""
-        facts = Facts(
+        facts = BoardFacts(
             role=work.role, cluster_id=spec.cluster_id, kube_version=hands.version, node_name=hostname
         )
         await self._boards.declare(work.board, BoardState.READY, actor=ACTOR, facts=facts)

@@ -9,34 +9,34 @@ from fleetplane.domains.boards.inventory.clusters import Clusters
 from fleetplane.domains.boards.kinds import BoardRole
 from fleetplane.domains.boards.ports import ProvisioningAction, ProvisioningOrder
 from fleetplane.domains.boards.provisioning import plan
-from fleetplane.domains.boards.provisioning.operations import BOARDS_LIMIT, OperationSpec, Work
-from fleetplane.domains.boards.provisioning.plan import API_PORT, Host, Step
+from fleetplane.domains.boards.provisioning.operations import BOARDS_LIMIT, BoardOperation, OperationSpec
+from fleetplane.domains.boards.provisioning.plan import API_PORT, BoardHost, CommandedStep
 from fleetplane.domains.boards.provisioning.policy import ProvisioningPolicy, confirmed_address
-from fleetplane.domains.boards.provisioning.preflight import Places
+from fleetplane.domains.boards.provisioning.preflight import BoardPaths
 from fleetplane.kernel.errors import FailedPrecondition, InvalidArgument
 
 
-class Survey:
+class BoardSurvey:
     def __init__(
-        self, boards: Boards, clusters: Clusters, places: Places, policy: ProvisioningPolicy
+        self, boards: Boards, clusters: Clusters, places: BoardPaths, policy: ProvisioningPolicy
     ) -> None:
         self._boards = boards
         self._clusters = clusters
         self._places = places
         self._policy = policy
 
-    def host(self, work: Work, *, user: str) -> Host:
+    def host(self, work: BoardOperation, *, user: str) -> BoardHost:
         """Where the order said that the board is, whatever the board says by now."""
         if not work.address:  # an order that an earlier version of this server accepted
             raise FailedPrecondition(
                 f"the address of board {work.board} was never confirmed", hint="ask for it anew"
             )
-        return Host(address=work.address, user=user)
+        return BoardHost(address=work.address, user=user)
 
-    def works(self, order: ProvisioningOrder) -> tuple[Work, ...]:
+    def works(self, order: ProvisioningOrder) -> tuple[BoardOperation, ...]:
         if order.cluster_id is not None:
             self._clusters.require(order.cluster_id, field="cluster_id")
-        works: list[Work] = []
+        works: list[BoardOperation] = []
         if order.board_id is not None:
             board = self._boards.require(order.board_id, field="node_id")
             works.append(self._work(order, order.board_id, order.role or board.spec.role))
@@ -52,19 +52,19 @@ class Survey:
             raise InvalidArgument(f"an operation is about 1 to {BOARDS_LIMIT} boards", field="node_id")
         return tuple(works)
 
-    def _work(self, order: ProvisioningOrder, number: int, role: BoardRole) -> Work:
+    def _work(self, order: ProvisioningOrder, number: int, role: BoardRole) -> BoardOperation:
         spec = self._boards.require(number).spec
         address = confirmed_address(
             number, recorded=spec.confirmed_address, reported=spec.ip_address, given=order.addresses
         )
-        return Work(board=number, role=role, address=address)
+        return BoardOperation(board=number, role=role, address=address)
 
-    def all_steps(self, spec: OperationSpec, *, user: str) -> Iterator[tuple[Work, Step]]:
+    def all_steps(self, spec: OperationSpec, *, user: str) -> Iterator[tuple[BoardOperation, CommandedStep]]:
         for work in spec.works:
             for step in self.steps(spec, work, user=user):
                 yield work, step
 
-    def steps(self, spec: OperationSpec, work: Work, *, user: str) -> tuple[Step, ...]:
+    def steps(self, spec: OperationSpec, work: BoardOperation, *, user: str) -> tuple[CommandedStep, ...]:
         host = self.host(work, user=user)
         match spec.action:
             case ProvisioningAction.CHECK:

@@ -32,7 +32,7 @@ Line = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Printed:
+class CommandPrinted:
     """How a command ended."""
 
     exit_code: int
@@ -41,10 +41,10 @@ class Printed:
     stdout: str
 
 
-class Connection(Protocol):
+class SshSession(Protocol):
     async def run(
         self, command: str, *, seconds: float, stdin: str = "", line: Line | None = None
-    ) -> Printed:
+    ) -> CommandPrinted:
         """Run one command to its end; each line of output is passed on as it is printed."""
         ...
 
@@ -52,7 +52,7 @@ class Connection(Protocol):
 class Dial(Protocol):
     def __call__(
         self, address: str, credential: SshCredential, host_keys: Sequence[str]
-    ) -> contextlib.AbstractAsyncContextManager[Connection]:
+    ) -> contextlib.AbstractAsyncContextManager[SshSession]:
         """A connection to a board, for as long as it is needed; `host_keys` are those it joined with."""
         ...
 
@@ -60,7 +60,7 @@ class Dial(Protocol):
 @contextlib.asynccontextmanager
 async def dial(
     address: str, credential: SshCredential, host_keys: Sequence[str] = ()
-) -> AsyncIterator[Connection]:
+) -> AsyncIterator[SshSession]:
     """Over a real network.
 
     The host's key must be among those that the credential knows for this address, and, for a board that
@@ -134,11 +134,11 @@ class SshConnection:
 
     async def run(
         self, command: str, *, seconds: float, stdin: str = "", line: Line | None = None
-    ) -> Printed:
+    ) -> CommandPrinted:
         import asyncssh
 
         told = line or (lambda _text: None)
-        both, out = _Kept(), _Kept()
+        both, out = _PrintedEnd(), _PrintedEnd()
         try:
             async with asyncio.timeout(seconds), self._process(command) as process:
                 if stdin:
@@ -153,7 +153,7 @@ class SshConnection:
         except (OSError, asyncssh.Error) as error:
             raise Unavailable(f"the connection to {self._address} broke: {error}") from error
         code = done.exit_status if done.exit_status is not None else -1
-        return Printed(exit_code=code, output=both.text, stdout=out.text)
+        return CommandPrinted(exit_code=code, output=both.text, stdout=out.text)
 
     @contextlib.asynccontextmanager
     async def _process(self, command: str) -> AsyncIterator[asyncssh.SSHClientProcess[str]]:
@@ -173,7 +173,7 @@ class SshConnection:
             process.close()
 
 
-class _Kept:
+class _PrintedEnd:
     """The end of what was printed."""
 
     def __init__(self) -> None:
@@ -183,7 +183,7 @@ class _Kept:
         self.text = (self.text + more)[-OUTPUT_LIMIT:]
 
 
-async def _read(stream: asyncssh.SSHReader[str], into: tuple[_Kept, ...], told: Line) -> None:
+async def _read(stream: asyncssh.SSHReader[str], into: tuple[_PrintedEnd, ...], told: Line) -> None:
     rest = ""
     while more := await stream.read(8192):
         for kept in into:

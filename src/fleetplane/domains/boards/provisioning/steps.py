@@ -11,9 +11,9 @@ from fleetplane.domains.boards.fences import Fence
 from fleetplane.domains.boards.provisioning import guard, preflight
 from fleetplane.domains.boards.provisioning.credentials import SshCredential
 from fleetplane.domains.boards.provisioning.operations import OperationTaken
-from fleetplane.domains.boards.provisioning.plan import SHORT_SECONDS, Doing, Host, Step
-from fleetplane.domains.boards.provisioning.preflight import Findings, Places
-from fleetplane.domains.boards.provisioning.ssh import Connection, Dial, Printed
+from fleetplane.domains.boards.provisioning.plan import SHORT_SECONDS, BoardHost, CommandedStep, Doing
+from fleetplane.domains.boards.provisioning.preflight import BoardPaths, Findings
+from fleetplane.domains.boards.provisioning.ssh import CommandPrinted, Dial, SshSession
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FailedPrecondition, FleetplaneError, Unavailable
 
@@ -32,7 +32,7 @@ class StepFailed(FailedPrecondition):
 
 @dataclass(slots=True, kw_only=True)
 class BoardWork:
-    host: Host
+    host: BoardHost
     server: bool
     credential: SshCredential
     dial: Dial
@@ -41,7 +41,7 @@ class BoardWork:
     """For the log; secrets never go there."""
     secrets: Mapping[str, str] = field(default_factory=dict)
     """For steps that write one to the board."""
-    places: Places = field(default_factory=Places)
+    places: BoardPaths = field(default_factory=BoardPaths)
     operation: str = ""
     fence: Fence | None = None
     """The order of this server among those of several; None where there is one."""
@@ -51,7 +51,7 @@ class BoardWork:
     collected: list[str] = field(default_factory=list)
     """Secrets that the board printed, in the order of the commands."""
     version: str = ""
-    _open: Connection | None = None
+    _open: SshSession | None = None
     _stack: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
 
     @contextlib.asynccontextmanager
@@ -71,16 +71,16 @@ class BoardWork:
         stack, self._stack = self._stack, contextlib.AsyncExitStack()
         await stack.aclose()
 
-    async def _connection(self) -> Connection:
+    async def _connection(self) -> SshSession:
         if self._open is None:
             self._open = await self._stack.enter_async_context(
                 self.dial(self.host.address, self.credential, self.host_keys)
             )
         return self._open
 
-    async def take(self, step: Step) -> str:
+    async def take(self, step: CommandedStep) -> str:
         """Take one step; a few words on what came of it. Raises where it failed."""
-        ways: Mapping[Doing, Callable[[Step], Awaitable[str]]] = {
+        ways: Mapping[Doing, Callable[[CommandedStep], Awaitable[str]]] = {
             Doing.RUN: self._run,
             Doing.PREFLIGHT: self._look,
             Doing.CGROUP: self._turn_on_cgroup,
@@ -90,11 +90,13 @@ class BoardWork:
         }
         return await ways[step.doing](step)
 
-    async def _ask(self, command: str, *, seconds: float, stdin: str = "", quiet: bool = False) -> Printed:
+    async def _ask(
+        self, command: str, *, seconds: float, stdin: str = "", quiet: bool = False
+    ) -> CommandPrinted:
         connection = await self._connection()
         return await connection.run(command, seconds=seconds, stdin=stdin, line=None if quiet else self.tell)
 
-    async def _change(self, command: str, *, seconds: float, stdin: str = "") -> Printed:
+    async def _change(self, command: str, *, seconds: float, stdin: str = "") -> CommandPrinted:
         """Run a command that changes something, unless another server has taken over."""
         if self.fence is None:
             return await self._ask(command, seconds=seconds, stdin=stdin)
@@ -115,8 +117,8 @@ class BoardWork:
             )
         return printed
 
-    async def _run(self, step: Step) -> str:
-        printed: Printed | None = None
+    async def _run(self, step: CommandedStep) -> str:
+        printed: CommandPrinted | None = None
         for number, command in enumerate(step.commands):
             stdin = self.secrets[step.stdin] if step.stdin and number == 0 else ""
             self.tell(f"$ {command}")
@@ -131,7 +133,7 @@ class BoardWork:
                 return line
         return _end(printed.output)
 
-    async def _look(self, step: Step) -> str:
+    async def _look(self, step: CommandedStep) -> str:
         printed = await self._ask(step.commands[0], seconds=step.seconds, quiet=True)
         if printed.exit_code != 0:
             raise StepFailed(f"preflight: exit code {printed.exit_code}: {_end(printed.output)}")
@@ -150,7 +152,7 @@ class BoardWork:
             self.findings = preflight.read(printed.stdout)
         return self.findings
 
-    async def _turn_on_cgroup(self, _step: Step) -> str:
+    async def _turn_on_cgroup(self, _step: CommandedStep) -> str:
         findings = await self._known()
         if findings.memory_cgroup:
             return "the memory controller is on"
@@ -173,7 +175,7 @@ class BoardWork:
             raise StepFailed(f"cgroup: {findings.cmdline} cannot be written: {_end(done.output)}")
         return f"turned on in {findings.cmdline}"
 
-    async def _reboot(self, step: Step) -> str:
+    async def _reboot(self, step: CommandedStep) -> str:
         findings = await self._known()
         if findings.memory_cgroup:
             return "not needed"
@@ -201,7 +203,7 @@ class BoardWork:
                 return
         raise Unavailable(f"{self.host.address} did not come back within {BACK_SECONDS:g} s")
 
-    async def _until_ready(self, step: Step) -> str:
+    async def _until_ready(self, step: CommandedStep) -> str:
         until = self.clock.monotonic() + step.seconds
         said = ""
         while self.clock.monotonic() < until:
@@ -213,7 +215,7 @@ class BoardWork:
             await self.clock.sleep(ASK_SECONDS)
         raise StepFailed(f"ready: no node is ready after {step.seconds:g} s: {said}")
 
-    async def _collect(self, step: Step) -> str:
+    async def _collect(self, step: CommandedStep) -> str:
         self.collected = []
         for command in step.commands:
             printed = await self._ask(command, seconds=step.seconds, quiet=True)

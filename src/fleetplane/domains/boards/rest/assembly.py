@@ -15,7 +15,7 @@ from fleetplane.domains.boards.inventory.places import BoardPlaces
 from fleetplane.domains.boards.inventory.service_reports import BOARD_SERVICE
 from fleetplane.domains.boards.kinds import SCOPE
 from fleetplane.domains.boards.live import app as events_app
-from fleetplane.domains.boards.live.app import EventsApp
+from fleetplane.domains.boards.live.app import BoardEventsApp
 from fleetplane.domains.boards.live.feed import EventFeed
 from fleetplane.domains.boards.live.socket import BoardSocketParts
 from fleetplane.domains.boards.logins import LOGIN, BoardBearers, logins_of
@@ -32,7 +32,7 @@ from fleetplane.domains.boards.rest.provisioning import ProvisioningRoutes
 from fleetplane.domains.boards.rest.runs import run_routes
 from fleetplane.domains.boards.rest.secrets import SecretRoutes
 from fleetplane.domains.boards.rest.shapes.base import BoardError
-from fleetplane.domains.boards.rest.system import Probes, SystemRoutes
+from fleetplane.domains.boards.rest.system import ProbeRoutes, SystemRoutes
 from fleetplane.domains.boards.rest.telemetry import TelemetryRoutes
 from fleetplane.domains.boards.rest.users import PeopleRoutes
 from fleetplane.domains.boards.users import FAMILY, PERSON, PERSON_RULES, ROLES, People
@@ -51,7 +51,7 @@ ERRORS = FamilyErrors(envelope=envelope, shape=BoardError, rejected="400", condi
 KINDS = (PERSON, LOGIN, DISCLOSURE, BOARD_SERVICE)
 
 
-class RestSide:
+class BoardRest:
     def __init__(
         self,
         core: BoardCore,
@@ -97,7 +97,7 @@ class RestSide:
             ),
         )
         self.feed = EventFeed(store, clock)
-        self.events = EventsApp(
+        self.events = BoardEventsApp(
             BoardSocketParts(
                 feed=self.feed,
                 logs=nodes.logs,
@@ -175,7 +175,7 @@ class RestSide:
 
     @cached_property
     def routes(self) -> Sequence[Mount]:
-        probes = Probes(self._system)
+        probes = ProbeRoutes(self._system)
         return (
             *self.family.mounts,
             Mount(

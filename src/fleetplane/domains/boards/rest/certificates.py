@@ -12,11 +12,11 @@ from msgspec.structs import asdict
 
 from fleetplane.domains.boards.access import ADMINISTER, OPERATE, READ
 from fleetplane.domains.boards.ca import rules as ca_rules
-from fleetplane.domains.boards.ca.issued import Certificates
+from fleetplane.domains.boards.ca.issued import IssuedCertificates
 from fleetplane.domains.boards.ca.kinds import (
     CertificateRequest,
-    CertificateState,
     CertificateType,
+    IssuedState,
     RequestSpec,
     RequestState,
     request_status,
@@ -120,7 +120,7 @@ class CertificateRoutes:
         self,
         *,
         methods: CertificateMethods,
-        certificates: Certificates,
+        certificates: IssuedCertificates,
         requests: CertificateRequests,
         clock: Clock,
     ) -> None:
@@ -148,7 +148,7 @@ class CertificateRoutes:
                 self.list,
                 READ,
                 query=(
-                    Query(name="status", summary="Only in this state", choices=tuple(CertificateState)),
+                    Query(name="status", summary="Only in this state", choices=tuple(IssuedState)),
                     *_FILTERS,
                 ),
             ),
@@ -207,7 +207,7 @@ class CertificateRoutes:
 
     async def list(self, call: BoardCall) -> Answer[CertificateRows]:
         """List issued certificates."""
-        kind, state = choice(call, "type", CertificateType), choice(call, "status", CertificateState)
+        kind, state = choice(call, "type", CertificateType), choice(call, "status", IssuedState)
         board, cluster = reference(call, "node_id"), reference(call, "cluster_id")
         now_ns = self._clock.now_ns()
         found = [

@@ -30,7 +30,7 @@ from fleetplane.domains.boards.rest.shapes.inventory import (
     ShownCluster,
     ShownNode,
 )
-from fleetplane.domains.boards.rules import Facts
+from fleetplane.domains.boards.rules import BoardFacts
 from fleetplane.kernel.errors import NotFound
 from fleetplane.web.rest.routes import Answer, Route, RouteGroup
 
@@ -131,7 +131,7 @@ class ClusterRoutes:
         """Add a board to a cluster."""
         body: MemberBody = call.body
         cluster = self._cluster(call)
-        facts = Facts(cluster_id=number_of(cluster))
+        facts = BoardFacts(cluster_id=number_of(cluster))
         board = await self._boards.update(body.node_id, facts, actor=actor(call))
         return Answer(content=NodeData(data=self._show(board)))
 
@@ -140,7 +140,7 @@ class ClusterRoutes:
         number, cluster = number_in(call, "node"), number_of(self._cluster(call))
         if self._boards.require(number, field="node").spec.cluster_id != cluster:
             raise NotFound(f"board {number} does not belong to cluster {cluster}", field="node")
-        await self._boards.update(number, Facts(cluster_id=0), actor=actor(call))
+        await self._boards.update(number, BoardFacts(cluster_id=0), actor=actor(call))
         return Answer(content=None)
 
     def _cluster(self, call: BoardCall) -> Cluster:

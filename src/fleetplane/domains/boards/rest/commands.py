@@ -29,8 +29,8 @@ from fleetplane.domains.boards.rest.shapes.work import (
 from fleetplane.fleet.runs.channel import RunOrder
 from fleetplane.fleet.runs.policy import Mode, OnFailure, RunPolicy
 from fleetplane.fleet.runs.records import Run
-from fleetplane.fleet.runs.targets import Target
-from fleetplane.kernel.commands import COMMAND, COMMAND_TARGET, OPEN, Command, State
+from fleetplane.fleet.runs.targets import RunTarget
+from fleetplane.kernel.commands import COMMAND, COMMAND_TARGET, OPEN, Command, CommandState
 from fleetplane.kernel.commands.kinds import targets_scope
 from fleetplane.kernel.errors import InvalidArgument, NotFound
 from fleetplane.kernel.store import Store
@@ -128,7 +128,7 @@ class CommandRoutes:
         )
         return RunOrder(
             scope=SCOPE,
-            target=Target(names=tuple(map(str, boards))),
+            target=RunTarget(names=tuple(map(str, boards))),
             policy=policy,
             actor=actor(call),
             call=ProgramCall(order=program, role=asked.role),
@@ -196,7 +196,7 @@ class CommandRoutes:
         return found
 
 
-_KNOWN = {State.HELD: State.WAITING}
+_KNOWN = {CommandState.HELD: CommandState.WAITING}
 """Clients of these routes know no state of boards whose turn has not come."""
 
 

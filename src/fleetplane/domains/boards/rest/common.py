@@ -114,7 +114,7 @@ def flag(call: BoardCall, name: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
+class OffsetPage:
     limit: int
     offset: int
 
@@ -122,8 +122,8 @@ class Page:
         return rows[self.offset : self.offset + self.limit]
 
 
-def page_in(call: BoardCall) -> Page:
-    return Page(
+def page_in(call: BoardCall) -> OffsetPage:
+    return OffsetPage(
         limit=whole_number(call, "limit", default=PAGE, low=0, high=PAGE_LIMIT),
         offset=whole_number(call, "offset", default=0, low=0, high=OFFSET_LIMIT),
     )

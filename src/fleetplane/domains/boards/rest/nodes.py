@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 from fleetplane.domains.boards.access import ADMINISTER, OPERATE, READ
 from fleetplane.domains.boards.inventory.boards import Boards, status_of
 from fleetplane.domains.boards.inventory.deletion import delete_board
-from fleetplane.domains.boards.inventory.last_seen import Presence
+from fleetplane.domains.boards.inventory.last_seen import BoardPresence
 from fleetplane.domains.boards.kinds import Board, BoardRole, BoardState, number_of
 from fleetplane.domains.boards.pins.devices import Devices
 from fleetplane.domains.boards.rest import views
@@ -29,7 +29,7 @@ from fleetplane.domains.boards.rest.common import (
     reference,
 )
 from fleetplane.domains.boards.rest.shapes.inventory import AdoptedNode, NodeData, NodeRows, ShownNode
-from fleetplane.domains.boards.rules import Facts
+from fleetplane.domains.boards.rules import BoardFacts
 from fleetplane.kernel.errors import InvalidArgument
 from fleetplane.kernel.identity.revocation import Revocations
 from fleetplane.web.rest.bodies import given
@@ -81,7 +81,7 @@ class AdoptBody(msgspec.Struct, forbid_unknown_fields=True):
 class NodeShow:
     """A board as REST shows it, with what is known only in memory."""
 
-    def __init__(self, presence: Presence, devices: Devices) -> None:
+    def __init__(self, presence: BoardPresence, devices: Devices) -> None:
         self._presence = presence
         self._devices = devices
 
@@ -170,14 +170,14 @@ class NodeRoutes:
         state = status_of(self._boards.require(number)).state
         if state is not BoardState.DISCOVERED:
             raise InvalidArgument(f"board {number} is {state}, and only discovered ones are adopted")
-        facts = Facts(cluster_id=body.cluster_id)
+        facts = BoardFacts(cluster_id=body.cluster_id)
         board = await self._boards.declare(number, BoardState.READY, actor=actor(call), facts=facts)
         return Answer(content=AdoptedNode(data=self._show(board), message=f"{board.spec.name} was adopted"))
 
 
-def _facts(said: dict[str, Any]) -> Facts:
+def _facts(said: dict[str, Any]) -> BoardFacts:
     memory = said.pop("memory", 0)
-    return Facts(memory_bytes=memory, **said)
+    return BoardFacts(memory_bytes=memory, **said)
 
 
 def _label(text: str) -> tuple[str, str]:

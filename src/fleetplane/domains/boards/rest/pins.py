@@ -13,7 +13,7 @@ from fleetplane.domains.boards.calls.on_behalf_of import asked_by
 from fleetplane.domains.boards.inventory.boards import Boards
 from fleetplane.domains.boards.pins import rules as gpio_rules
 from fleetplane.domains.boards.pins.devices import Devices
-from fleetplane.domains.boards.pins.driver import READINGS_LIMIT, Driver
+from fleetplane.domains.boards.pins.driver import READINGS_LIMIT, PinDriver
 from fleetplane.domains.boards.pins.kinds import (
     Device,
     DeviceState,
@@ -104,7 +104,7 @@ class ReleaseBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class GpioRoutes:
-    def __init__(self, *, boards: Boards, devices: Devices, driver: Driver, clock: Clock) -> None:
+    def __init__(self, *, boards: Boards, devices: Devices, driver: PinDriver, clock: Clock) -> None:
         self._boards = boards
         self._devices = devices
         self._driver = driver

@@ -16,7 +16,7 @@ from fleetplane.domains.boards.ports import (
     ProvisioningState,
     ProvisioningStep,
 )
-from fleetplane.domains.boards.provisioning.engine import Engine, told
+from fleetplane.domains.boards.provisioning.engine import ProvisioningEngine, told
 from fleetplane.domains.boards.provisioning.operations import Operation, Operations, is_over, status_of
 from fleetplane.domains.boards.rest.common import (
     ACCEPTED,
@@ -35,7 +35,7 @@ from fleetplane.domains.boards.rest.shapes.work import (
     ShownOperation,
     ShownStep,
 )
-from fleetplane.domains.boards.rules import Facts, checked
+from fleetplane.domains.boards.rules import BoardFacts, checked
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FailedPrecondition, InvalidArgument
 from fleetplane.kernel.values.times import spelled, spelled_or_null
@@ -77,7 +77,7 @@ class ScaleOrder(OrderBody, forbid_unknown_fields=True, kw_only=True):
 
 
 class ProvisioningRoutes:
-    def __init__(self, *, engine: Engine, operations: Operations, clock: Clock) -> None:
+    def __init__(self, *, engine: ProvisioningEngine, operations: Operations, clock: Clock) -> None:
         self._engine = engine
         self._operations = operations
         self._clock = clock
@@ -296,7 +296,7 @@ def _addresses(given: Mapping[str, str]) -> dict[int, str]:
     for board, address in given.items():
         if not (board.isascii() and board.isdecimal() and len(board) <= 10):
             raise InvalidArgument(f"{board[:64]!r} is no board's id", field="addresses")
-        found[int(board)] = checked(Facts(ip_address=address)).ip_address
+        found[int(board)] = checked(BoardFacts(ip_address=address)).ip_address
     return found
 
 

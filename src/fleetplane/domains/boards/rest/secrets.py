@@ -9,7 +9,7 @@ import msgspec
 
 from fleetplane.domains.boards.access import ADMINISTER
 from fleetplane.domains.boards.inventory.boards import Boards
-from fleetplane.domains.boards.provisioning.credentials import Credentials, SshCredential, check_name
+from fleetplane.domains.boards.provisioning.credentials import SshCredential, SshCredentials, check_name
 from fleetplane.domains.boards.provisioning.disclosures import Disclosures
 from fleetplane.domains.boards.provisioning.secrets import ClusterSecrets
 from fleetplane.domains.boards.rest.common import (
@@ -43,7 +43,12 @@ class CredentialBody(msgspec.Struct, forbid_unknown_fields=True):
 
 class SecretRoutes:
     def __init__(
-        self, *, boards: Boards, credentials: Credentials, secrets: ClusterSecrets, disclosures: Disclosures
+        self,
+        *,
+        boards: Boards,
+        credentials: SshCredentials,
+        secrets: ClusterSecrets,
+        disclosures: Disclosures,
     ) -> None:
         self._boards = boards
         self._credentials = credentials

@@ -128,7 +128,7 @@ def _collections() -> int:
     return sum(generation["collections"] for generation in gc.get_stats())
 
 
-class Probes:
+class ProbeRoutes:
     """`/health` and `/ready` without a prefix, where known clients look for them. A bare ASGI application."""
 
     def __init__(self, system: SystemRoutes) -> None:

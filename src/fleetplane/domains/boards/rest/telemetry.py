@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 
 from fleetplane.domains.boards.access import READ
-from fleetplane.domains.boards.calls.channels import Asked
+from fleetplane.domains.boards.calls.channels import CallOrigin
 from fleetplane.domains.boards.calls.on_behalf_of import asked_by
 from fleetplane.domains.boards.inventory.boards import Boards, status_of
 from fleetplane.domains.boards.kinds import number_of
@@ -206,7 +206,7 @@ class TelemetryRoutes:
         wanted = _filter(call, now_ns=self._clock.now_ns())
         return Stream(chunks=self._entries(number, wanted, asked), content_type=EVENT_STREAM)
 
-    async def _entries(self, number: int, wanted: pb.LogFilter, asked: Asked) -> AsyncGenerator[bytes]:
+    async def _entries(self, number: int, wanted: pb.LogFilter, asked: CallOrigin) -> AsyncGenerator[bytes]:
         """Log entries as server-sent events. An error becomes an event: the response has begun already."""
         try:
             async with aclosing(self._logs.read(number, wanted, asked=asked)) as entries:

@@ -32,7 +32,7 @@ from fleetplane.domains.boards.rest.shapes.people import (
 )
 from fleetplane.domains.boards.users import FAMILY, People, Person, PersonSpec, principal_of
 from fleetplane.fleet.people.account_kind import subject_of
-from fleetplane.fleet.people.door import Door
+from fleetplane.fleet.people.door import Authenticators
 from fleetplane.kernel.access import covers
 from fleetplane.kernel.errors import InvalidArgument
 from fleetplane.kernel.values.times import spelled, spelled_or_null
@@ -75,7 +75,7 @@ class PersonPatch(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class PeopleRoutes:
-    def __init__(self, *, people: People, logins: BoardLogins, door: Door) -> None:
+    def __init__(self, *, people: People, logins: BoardLogins, door: Authenticators) -> None:
         self._door = door
         self._people = people
         self._logins = logins

@@ -44,7 +44,7 @@ TOO_OLD = "its agent is of a version that installs no packages"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class WantedSettings:
     """What a board is to have; of no set, nothing."""
 
     set: str = ""
@@ -94,18 +94,18 @@ class BoardSets:
         found = self._store.get(BOARD_APPLIED, set_scope(name), board.name)
         return found.status if found is not None and found.status is not None else AppliedStatus()
 
-    def wanted(self, board: Board) -> Wanted:
+    def wanted(self, board: Board) -> WantedSettings:
         """What a board is to have."""
         found = self.set_of(board)
         if found is None:
-            return Wanted()
+            return WantedSettings()
         newest = rules.encoded(found.spec)
         scope = set_scope(found.name)
         version = self._holds.wanted(scope, board.name) or digest(newest)
         content = newest if version == digest(newest) else self._holds.content(scope, version)
         if content is None:  # never: what targets are steered to is kept
-            return Wanted(set=found.name, version=digest(newest), content=newest)
-        return Wanted(set=found.name, version=version, content=content)
+            return WantedSettings(set=found.name, version=digest(newest), content=newest)
+        return WantedSettings(set=found.name, version=version, content=content)
 
     # Reports.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from fleetplane.domains.boards.kinds import SCOPE, Spec
+from fleetplane.domains.boards.kinds import SCOPE, BoardsSpec
 from fleetplane.kernel.resources import Kind, Nothing, Resource
 
 SUBJECT = "boards.programs"
@@ -20,7 +20,7 @@ def set_scope(name: str) -> str:
     return f"{SETS}/{name}"
 
 
-class ProgramSpec(Spec, frozen=True):
+class ProgramSpec(BoardsSpec, frozen=True):
     """A program that is kept running. No shell: nothing is expanded or split."""
 
     name: str
@@ -34,7 +34,7 @@ class ProgramSpec(Spec, frozen=True):
     """It is up once it has run so long; one that ends before has failed to start."""
 
 
-class PinLevelSpec(Spec, frozen=True):
+class PinLevelSpec(BoardsSpec, frozen=True):
     """An output and its level."""
 
     pin: int
@@ -43,7 +43,7 @@ class PinLevelSpec(Spec, frozen=True):
     """0 or 1."""
 
 
-class PackageSpec(Spec, frozen=True):
+class PackageSpec(BoardsSpec, frozen=True):
     """A Debian package that is to be installed."""
 
     name: str
@@ -52,7 +52,7 @@ class PackageSpec(Spec, frozen=True):
     """Exactly this one; empty for whichever is there, or the newest that apt knows."""
 
 
-class BoardSetSpec(Spec, frozen=True):
+class BoardSetSpec(BoardsSpec, frozen=True):
     selector: str = ""
     """Which boards; empty for all."""
     priority: int = 0
@@ -63,7 +63,7 @@ class BoardSetSpec(Spec, frozen=True):
     packages: tuple[PackageSpec, ...] = ()
 
 
-class DesiredContent(Spec, frozen=True):
+class DesiredContent(BoardsSpec, frozen=True):
     """What of a set is versioned, as it is stored for each version; no field may be renamed."""
 
     programs: tuple[ProgramSpec, ...] = ()
@@ -72,20 +72,20 @@ class DesiredContent(Spec, frozen=True):
     """Not written if there are none: a version from before there were any keeps its name."""
 
 
-class AppliedPackage(Spec, frozen=True):
+class AppliedPackage(BoardsSpec, frozen=True):
     name: str
     version: str = ""
     """As dpkg has it; empty if it is not installed."""
 
 
-class AppliedProgram(Spec, frozen=True):
+class AppliedProgram(BoardsSpec, frozen=True):
     name: str
     running: bool
     exit_code: int = 0
     restarts: int = 0
 
 
-class AppliedSpec(Spec, frozen=True):
+class AppliedSpec(BoardsSpec, frozen=True):
     """One board's part in a set."""
 
     board: int
@@ -93,7 +93,7 @@ class AppliedSpec(Spec, frozen=True):
     """It is to try once more what it could not take; said here where several servers share a database."""
 
 
-class AppliedStatus(Spec, frozen=True):
+class AppliedStatus(BoardsSpec, frozen=True):
     """What a board has of its set, by its own word."""
 
     version: str = ""

@@ -25,9 +25,9 @@ from fleetplane.fleet.resources.declaration import (
     READING,
     Column,
     PublicResource,
-    Reading,
-    Shape,
-    View,
+    ResourceShape,
+    ResourceView,
+    ViewReader,
     Writable,
     WriteCall,
 )
@@ -43,7 +43,7 @@ PinLevelView = MIRROR.shape(PinLevelSpec)
 PackageView = MIRROR.shape(PackageSpec)
 
 
-class BoardSetSpecView(Shape, frozen=True, forbid_unknown_fields=True):
+class BoardSetSpecView(ResourceShape, frozen=True, forbid_unknown_fields=True):
     selector: str = ""
     """Which boards: by labels, name, role, cluster, architecture or model; empty for all."""
     priority: int = 0
@@ -57,7 +57,7 @@ class BoardSetSpecView(Shape, frozen=True, forbid_unknown_fields=True):
     """Debian packages, installed on every board of the set as far as its own configuration allows them."""
 
 
-class BoardSetStatusView(Shape, frozen=True):
+class BoardSetStatusView(ResourceShape, frozen=True):
     version: str
     """Of programs, pins and packages as they are written here; boards may be held at another by a rollout."""
     boards: int
@@ -68,7 +68,7 @@ class BoardSetStatusView(Shape, frozen=True):
     """By board, why what it was sent is not in place, or which program ended; of the first twenty."""
 
 
-def set_view(found: BoardSet, reading: Reading) -> View[BoardSetSpecView, BoardSetStatusView]:
+def set_view(found: BoardSet, reading: ViewReader) -> ResourceView[BoardSetSpecView, BoardSetStatusView]:
     """What is shown of a set."""
     spec, version = found.spec, digest(rules.encoded(found.spec))
     reports = [(one.name, one.status) for one in reading.list(BOARD_APPLIED, set_scope(found.name))]
@@ -77,7 +77,7 @@ def set_view(found: BoardSet, reading: Reading) -> View[BoardSetSpecView, BoardS
     for name, error in failing[:PROBLEMS_LIMIT]:
         board = reading.get(BOARD, SCOPE, name)
         problems[board.spec.name if board is not None else name] = error
-    return View(
+    return ResourceView(
         spec=BoardSetSpecView(
             selector=spec.selector,
             priority=spec.priority,
@@ -126,7 +126,7 @@ def delete_set(call: WriteCall) -> None:
     call.draft.delete(BOARD_SET, SCOPE, call.stored.name)
 
 
-def disturbs(before: AnyResource | None, after: AnyResource | None, _reading: Reading) -> Sequence[str]:
+def disturbs(before: AnyResource | None, after: AnyResource | None, _reading: ViewReader) -> Sequence[str]:
     """What happens on boards."""
     if after is None:
         return ("its boards end its programs, release its pins and take its packages back",)

@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from fleetplane.domains.boards.inventory.boards import Came, status_of
-from fleetplane.domains.boards.joining.enrolment import Registered, Registration, require_agent_port
+from fleetplane.domains.boards.joining.enrolment import RegisteredBoard, Registration, require_agent_port
 from fleetplane.domains.boards.kinds import (
     AgentDialect,
     ApprovalState,
@@ -30,7 +30,7 @@ from fleetplane.domains.boards.ports import (
     ProvisioningOrder,
     ProvisioningState,
 )
-from fleetplane.domains.boards.rules import TEXT_LIMIT, Facts
+from fleetplane.domains.boards.rules import TEXT_LIMIT, BoardFacts
 from fleetplane.gen.boards import boards_pb2 as pb
 from fleetplane.gen.pi_controller import pi_controller_pb2 as pi
 from fleetplane.kernel.errors import InvalidArgument
@@ -153,11 +153,11 @@ def node(board: Board, *, last_seen_ns: int | None, devices: Iterable[pi.GPIODev
     )
 
 
-def created_facts(request: pi.CreateNodeRequest) -> Facts:
+def created_facts(request: pi.CreateNodeRequest) -> BoardFacts:
     return _machine(request)
 
 
-def updated_facts(request: pi.UpdateNodeRequest) -> Facts:
+def updated_facts(request: pi.UpdateNodeRequest) -> BoardFacts:
     """Presence does not matter: what is sent as blank is not said."""
     return _machine(
         request,
@@ -173,8 +173,10 @@ def is_registration(request: pi.UpdateNodeRequest) -> bool:
     return bool(request.ip_address or request.mac_address or request.name or request.architecture)
 
 
-def _machine(said: pi.CreateNodeRequest | pi.UpdateNodeRequest | pb.NodeRegistration, **more: str) -> Facts:
-    return Facts(
+def _machine(
+    said: pi.CreateNodeRequest | pi.UpdateNodeRequest | pb.NodeRegistration, **more: str
+) -> BoardFacts:
+    return BoardFacts(
         name=said.name,
         ip_address=said.ip_address,
         mac_address=said.mac_address,
@@ -266,7 +268,7 @@ _WAITING: Final = {
 
 
 def registration_response(
-    done: Registered, *, node: pi.Node | None, trust_pem: bytes, heartbeat_seconds: float
+    done: RegisteredBoard, *, node: pi.Node | None, trust_pem: bytes, heartbeat_seconds: float
 ) -> pb.RegistrationResponse:
     response = pb.RegistrationResponse(
         success=done.approval is None,

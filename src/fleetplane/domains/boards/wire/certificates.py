@@ -11,8 +11,8 @@ from cryptography.x509.oid import NameOID
 from fleetplane.domains.boards.ca import rules as ca_rules
 from fleetplane.domains.boards.ca.kinds import (
     CertificateRequest,
-    CertificateState,
     CertificateType,
+    IssuedState,
     RequestSpec,
     RequestState,
     request_status,
@@ -31,13 +31,13 @@ _TYPES: Final[Mapping[CertificateType, pi.CertificateType]] = {
     CertificateType.SSH: pi.CERTIFICATE_TYPE_SSH,
     CertificateType.INTERMEDIATE: pi.CERTIFICATE_TYPE_INTERMEDIATE,
 }
-_STATES: Final[Mapping[CertificateState, pi.CertificateStatus]] = {
-    CertificateState.ACTIVE: pi.CERTIFICATE_STATUS_ACTIVE,
-    CertificateState.EXPIRED: pi.CERTIFICATE_STATUS_EXPIRED,
-    CertificateState.REVOKED: pi.CERTIFICATE_STATUS_REVOKED,
-    CertificateState.PENDING: pi.CERTIFICATE_STATUS_PENDING,
-    CertificateState.FAILED: pi.CERTIFICATE_STATUS_FAILED,
-    CertificateState.RENEWING: pi.CERTIFICATE_STATUS_RENEWING,
+_STATES: Final[Mapping[IssuedState, pi.CertificateStatus]] = {
+    IssuedState.ACTIVE: pi.CERTIFICATE_STATUS_ACTIVE,
+    IssuedState.EXPIRED: pi.CERTIFICATE_STATUS_EXPIRED,
+    IssuedState.REVOKED: pi.CERTIFICATE_STATUS_REVOKED,
+    IssuedState.PENDING: pi.CERTIFICATE_STATUS_PENDING,
+    IssuedState.FAILED: pi.CERTIFICATE_STATUS_FAILED,
+    IssuedState.RENEWING: pi.CERTIFICATE_STATUS_RENEWING,
 }
 _REQUESTS: Final[Mapping[RequestState, pi.CSRStatus]] = {
     RequestState.PENDING: pi.CSR_STATUS_PENDING,
@@ -52,10 +52,10 @@ _REQUESTS_BACK = {int(number): state for state, number in _REQUESTS.items()}
 T = TypeVar("T")
 
 
-def state_of(found: Certificate, *, now_ns: int) -> CertificateState:
+def state_of(found: Certificate, *, now_ns: int) -> IssuedState:
     if found.status is not None and found.status.revoked_at_ns is not None:
-        return CertificateState.REVOKED
-    return CertificateState.EXPIRED if found.spec.not_after_ns <= now_ns else CertificateState.ACTIVE
+        return IssuedState.REVOKED
+    return IssuedState.EXPIRED if found.spec.not_after_ns <= now_ns else IssuedState.ACTIVE
 
 
 def certificate(found: Certificate, *, now_ns: int) -> pi.Certificate:
@@ -178,7 +178,7 @@ def certificate_type(said: int) -> CertificateType | None:
     return _known(said, _TYPES_BACK, "type")
 
 
-def certificate_state(said: int) -> CertificateState | None:
+def certificate_state(said: int) -> IssuedState | None:
     return _known(said, _STATES_BACK, "status")
 
 

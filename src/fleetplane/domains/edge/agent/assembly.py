@@ -15,18 +15,18 @@ import structlog
 
 from fleetplane.domains.edge.agent import capabilities as machine
 from fleetplane.domains.edge.agent import endpoint as link
-from fleetplane.domains.edge.agent.commands.commands import Surroundings, Work
-from fleetplane.domains.edge.agent.commands.journal import Journal
+from fleetplane.domains.edge.agent.commands.commands import CommandSurroundings, CommandWork
+from fleetplane.domains.edge.agent.commands.journal import CommandJournal
 from fleetplane.domains.edge.agent.commands.judge import Judge
 from fleetplane.domains.edge.agent.commands.results import SETTLED_SECONDS, ResultOutbox
 from fleetplane.domains.edge.agent.config.document import ServerProof
-from fleetplane.domains.edge.agent.config.layers import Configuration
+from fleetplane.domains.edge.agent.config.layers import DaemonConfiguration
 from fleetplane.domains.edge.agent.daemon import Daemon, Pace
 from fleetplane.domains.edge.agent.identity import keyring as identity
 from fleetplane.domains.edge.agent.identity.keyring import Keyring
 from fleetplane.domains.edge.agent.identity.rotation import Rotator
 from fleetplane.domains.edge.agent.identity.state_folder import StateFolder, public_bytes
-from fleetplane.domains.edge.agent.session import Leaving, Node
+from fleetplane.domains.edge.agent.session import DaemonNode, Leaving
 from fleetplane.domains.edge.agent.status import fingerprint
 from fleetplane.domains.edge.agent.tools.contract import ProgramLimits, ProgramPrivileges, Tool
 from fleetplane.domains.edge.agent.tools.keys import RotateKey
@@ -73,14 +73,14 @@ class DaemonParts:
 class Assembled:
     daemon: Daemon
     leaving: Leaving
-    node: Node
-    journal: Journal
+    node: DaemonNode
+    journal: CommandJournal
 
 
 def assemble(parts: DaemonParts) -> Assembled:
     """Blocking: reads the folder. Raises what makes it unusable."""
     folder, clock, log = parts.folder, parts.clock, parts.log
-    configuration = Configuration(folder, user_config=parts.user_config, log=log)
+    configuration = DaemonConfiguration(folder, user_config=parts.user_config, log=log)
     configuration.load()
     folder.use(configuration.current)
     for path in folder.tighten_all():
@@ -91,7 +91,7 @@ def assemble(parts: DaemonParts) -> Assembled:
         log.warning(
             "server_not_pinned", hint="commands are believed without proof; enrol anew to pin its key"
         )
-    journal = Journal(folder.journal)
+    journal = CommandJournal(folder.journal)
     journal.open(now=clock.now_ns() / 1e9)
     outbox = ResultOutbox(journal, clock, settled_seconds=parts.settled_seconds)
     outbox.load()
@@ -110,7 +110,7 @@ def assemble(parts: DaemonParts) -> Assembled:
     )
     own = RotateKey(partial(_rotated, rotator))
     parts = replace(parts, tools={**parts.tools, own.name: own})
-    work = Work(
+    work = CommandWork(
         judge=lambda: _judge(parts, configuration, keyring, server_key, tolerant()),
         surroundings=lambda: _surroundings(parts, configuration),
         journal=journal,
@@ -118,7 +118,7 @@ def assemble(parts: DaemonParts) -> Assembled:
         clock=clock,
         log=log,
     )
-    node = Node(
+    node = DaemonNode(
         folder=folder,
         configuration=configuration,
         keyring=keyring,
@@ -142,11 +142,13 @@ async def _rotated(rotator: Rotator, keep_old_seconds: float) -> str:
     return fingerprint(public_bytes(done.identity.key))
 
 
-def _tolerant(parts: DaemonParts, configuration: Configuration) -> bool:
+def _tolerant(parts: DaemonParts, configuration: DaemonConfiguration) -> bool:
     return parts.tolerate_unsigned or configuration.current.edge.server_proof is ServerProof.TOLERATED
 
 
-def _capabilities(parts: DaemonParts, configuration: Configuration, work: Work) -> pb.EdgeCapabilities:
+def _capabilities(
+    parts: DaemonParts, configuration: DaemonConfiguration, work: CommandWork
+) -> pb.EdgeCapabilities:
     return machine.capabilities(
         configuration.current.edge.capabilities,
         tools=tuple(parts.tools),
@@ -157,7 +159,11 @@ def _capabilities(parts: DaemonParts, configuration: Configuration, work: Work) 
 
 
 def _judge(
-    parts: DaemonParts, configuration: Configuration, keyring: Keyring, server_key: bytes, tolerant: bool
+    parts: DaemonParts,
+    configuration: DaemonConfiguration,
+    keyring: Keyring,
+    server_key: bytes,
+    tolerant: bool,
 ) -> Judge:
     layers = (configuration.owner, configuration.current)
     said = (layer.edge.capabilities.mount_points for layer in layers)
@@ -180,14 +186,14 @@ def _protected(folder: StateFolder) -> tuple[Path, ...]:
     return (*files, *threads)
 
 
-def _surroundings(parts: DaemonParts, configuration: Configuration) -> Surroundings:
+def _surroundings(parts: DaemonParts, configuration: DaemonConfiguration) -> CommandSurroundings:
     edge = configuration.current.edge
     handed_on = {
         name: value
         for name, value in parts.environment.items()
         if name in HANDED_ON or name.startswith("LC_")
     }
-    return Surroundings(
+    return CommandSurroundings(
         environment={**handed_on, **edge.environment},
         output_limit_bytes=edge.output_limit_bytes,
         concurrent=edge.max_concurrent_commands,

@@ -17,10 +17,10 @@ import grpc.aio
 
 from fleetplane.domains.edge.agent.identity.rotation import Rotator
 from fleetplane.domains.edge.agent.server_proof import NotTheServer
-from fleetplane.domains.edge.agent.session import Node, Session, take_over_identity
+from fleetplane.domains.edge.agent.session import DaemonNode, DaemonSession, take_over_identity
 from fleetplane.kernel.errors import FleetplaneError
-from fleetplane.node.connection import SPREAD_SECONDS, Attempt, KeepConnected, Wait
-from fleetplane.node.link import LinkLost, Refused
+from fleetplane.node.connection import SPREAD_SECONDS, ConnectionAttempt, KeepConnected, RetryWait
+from fleetplane.node.link import LinkLost, ServerRefused
 from fleetplane.node.tasks import in_thread
 
 STEADY_SECONDS: Final = 30.0
@@ -51,7 +51,7 @@ class Daemon:
 
     def __init__(
         self,
-        node: Node,
+        node: DaemonNode,
         *,
         connect: Callable[[], grpc.aio.Channel],
         rotator: Rotator,
@@ -94,7 +94,7 @@ class Daemon:
     async def _stay_connected(self) -> None:
         node = self._node
         await KeepConnected(
-            endings=(LinkLost, Refused, NotTheServer),
+            endings=(LinkLost, ServerRefused, NotTheServer),
             waits=self,
             lost=self._lost,
             clock=node.clock,
@@ -102,14 +102,14 @@ class Daemon:
             leaving=node.leaving.asked,
         ).run(self._serve)
 
-    async def _serve(self, attempt: Attempt) -> None:
+    async def _serve(self, attempt: ConnectionAttempt) -> None:
         why = attempt.after
-        if isinstance(why, Refused) and why.code is grpc.StatusCode.UNAUTHENTICATED:
+        if isinstance(why, ServerRefused) and why.code is grpc.StatusCode.UNAUTHENTICATED:
             # Our token ran out while we were away, or a rotation was cut short; the key may still be good.
             await self._mend()
         async with self._connect() as channel:
             self.sessions += 1
-            await Session(channel, self._node, on_established=attempt.established).run()
+            await DaemonSession(channel, self._node, on_established=attempt.established).run()
 
     def after(
         self,
@@ -117,14 +117,14 @@ class Daemon:
         failures: int,
         *,
         jitter: float,
-    ) -> Wait:
+    ) -> RetryWait:
         """The waits that the configuration names, which may have changed since the last one."""
         waits = self._node.configuration.current.edge.stream_reconnect_backoff_secs
         seconds = wait_seconds(waits, failures, jitter=jitter)
         if failures == 0:  # many daemons may have lost the same server
             seconds += SPREAD_SECONDS * jitter
         seconds *= self._pace.wait_scale
-        return Wait(seconds=seconds, failures=failures + 1)
+        return RetryWait(seconds=seconds, failures=failures + 1)
 
     def _lost(self, why: Exception, seconds: float) -> None:
         reason = why.reason if isinstance(why, FleetplaneError) else ""

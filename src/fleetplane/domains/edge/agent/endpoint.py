@@ -16,7 +16,7 @@ import grpc.aio
 
 from fleetplane.kernel.errors import InvalidArgument
 from fleetplane.node import link
-from fleetplane.node.link import LinkLost, LinkOptions, Refused, Trust
+from fleetplane.node.link import LinkLost, LinkOptions, ServerRefused, ServerTrust
 
 CALL_LIMIT_SECONDS: Final = 30.0
 TLS_PORT: Final = 443
@@ -38,13 +38,13 @@ OPTIONS: Final = LinkOptions(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class DialTarget:
     address: str
     """`host:port`."""
     tls: bool
 
 
-def target(endpoint: str, *, plaintext: bool | None = None) -> Target:
+def target(endpoint: str, *, plaintext: bool | None = None) -> DialTarget:
     """The host, port and transport of an endpoint; `plaintext` overrides what the address implies."""
     text = endpoint.strip().rstrip("/")
     matched = re.fullmatch(r"(?:(https?)://)?(\[[0-9A-Fa-f:.]+\]|[^\s/:@?#]+)(?::(\d{1,5}))?", text)
@@ -55,14 +55,14 @@ def target(endpoint: str, *, plaintext: bool | None = None) -> Target:
     if not 0 < port < 65536:
         raise InvalidArgument(f"{endpoint[:200]!r} names a port that there is not")
     tls = scheme == "https" if scheme else port == TLS_PORT
-    return Target(address=f"{host}:{port}", tls=tls if plaintext is None else not plaintext)
+    return DialTarget(address=f"{host}:{port}", tls=tls if plaintext is None else not plaintext)
 
 
-def channel(to: Target, *, authority: Path | None = None) -> grpc.aio.Channel:
+def channel(to: DialTarget, *, authority: Path | None = None) -> grpc.aio.Channel:
     """`authority` is whom to trust; without it, whom this machine trusts."""
-    trust = Trust(roots_pem=link.roots_from(authority)) if to.tls else link.PLAINTEXT
+    trust = ServerTrust(roots_pem=link.roots_from(authority)) if to.tls else link.PLAINTEXT
     return link.channel(to.address, trust, OPTIONS)
 
 
-def translated(error: grpc.aio.AioRpcError) -> LinkLost | Refused:
+def translated(error: grpc.aio.AioRpcError) -> LinkLost | ServerRefused:
     return link.translated(error, OPTIONS)

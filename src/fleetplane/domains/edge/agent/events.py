@@ -8,8 +8,13 @@ from __future__ import annotations
 import msgspec
 from google.protobuf.any_pb2 import Any as AnyMessage
 
-from fleetplane.domains.edge.agent.identity.keyring import Identity, Keyring
-from fleetplane.domains.edge.agent.tools.contract import Channel, ErrorKind, Outcome, State
+from fleetplane.domains.edge.agent.identity.keyring import DaemonIdentity, Keyring
+from fleetplane.domains.edge.agent.tools.contract import (
+    CommandOutcomeReport,
+    ErrorKind,
+    ProgramStream,
+    ToolState,
+)
 from fleetplane.domains.edge.wire import envelope
 from fleetplane.domains.edge.wire.envelope import EventKind
 from fleetplane.domains.edge.wire.protobuf_types import duration_of
@@ -66,7 +71,7 @@ class Speaker:
         return tolerant_pb2.EdgeEvent(command_progress=event).SerializeToString()
 
     def _sealed(self, kind: EventKind, inner: bytes = b"") -> pb.SealNodeEnvelope:
-        who: Identity = self._keyring.current
+        who: DaemonIdentity = self._keyring.current
         now_ms = self._clock.now_ns() // 1_000_000
         payload = envelope.encode(kind, now_ms, who.node_id, self.stream_id, inner)
         return pb.SealNodeEnvelope(
@@ -74,8 +79,8 @@ class Speaker:
         )
 
 
-def output_chunk(channel: Channel, data: bytes, sequence: int) -> bytes:
-    if channel is Channel.STDERR:
+def output_chunk(channel: ProgramStream, data: bytes, sequence: int) -> bytes:
+    if channel is ProgramStream.STDERR:
         return pb.Chunk(stderr=data, sequence=sequence).SerializeToString()
     return pb.Chunk(stdout=data, sequence=sequence).SerializeToString()
 
@@ -84,19 +89,19 @@ def status_chunk(state: str, message: str) -> bytes:
     return pb.Chunk(status=pb.StatusUpdate(state=state, message=message[:512])).SerializeToString()
 
 
-def encode_result(outcome: Outcome, *, deadline_seconds: float = 0.0) -> bytes:
+def encode_result(outcome: CommandOutcomeReport, *, deadline_seconds: float = 0.0) -> bytes:
     duration, payload = duration_of(outcome.seconds), _payload(outcome)
     message = outcome.message[:MESSAGE_LIMIT]
     match outcome.state:
-        case State.OK:
+        case ToolState.OK:
             ok = pb.EdgeResult.Ok(exit_code=outcome.exit_code, payload=payload, duration=duration)
             result = pb.EdgeResult(ok=ok)
-        case State.TIMED_OUT:
+        case ToolState.TIMED_OUT:
             late = pb.EdgeResult.TimedOut(deadline=duration_of(deadline_seconds), payload=payload)
             result = pb.EdgeResult(timed_out=late)
-        case State.CANCELLED:
+        case ToolState.CANCELLED:
             result = pb.EdgeResult(cancelled=pb.EdgeResult.Cancelled(reason=message, payload=payload))
-        case State.ERROR:
+        case ToolState.ERROR:
             failed = pb.EdgeResult.Err(
                 code=outcome.kind,
                 message=message,
@@ -108,11 +113,11 @@ def encode_result(outcome: Outcome, *, deadline_seconds: float = 0.0) -> bytes:
     return result.SerializeToString()
 
 
-def refusal(kind: ErrorKind, message: str) -> Outcome:
-    return Outcome(state=State.ERROR, kind=kind, message=message)
+def refusal(kind: ErrorKind, message: str) -> CommandOutcomeReport:
+    return CommandOutcomeReport(state=ToolState.ERROR, kind=kind, message=message)
 
 
-def _payload(outcome: Outcome) -> AnyMessage | None:
+def _payload(outcome: CommandOutcomeReport) -> AnyMessage | None:
     if not (outcome.stdout or outcome.stderr or outcome.structured):
         return None
     output = tolerant_pb2.ToolOutput(

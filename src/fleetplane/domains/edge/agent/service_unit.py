@@ -47,7 +47,7 @@ WantedBy=default.target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Service:
+class SystemUnit:
     folder: Path
     """Where the user's units lie."""
     run: Run

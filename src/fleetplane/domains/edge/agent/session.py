@@ -17,13 +17,13 @@ import grpc.aio
 import structlog
 
 from fleetplane.domains.edge.agent import events
-from fleetplane.domains.edge.agent.commands.commands import Work
+from fleetplane.domains.edge.agent.commands.commands import CommandWork
 from fleetplane.domains.edge.agent.commands.results import ResultOutbox
-from fleetplane.domains.edge.agent.config.layers import Configuration
+from fleetplane.domains.edge.agent.config.layers import DaemonConfiguration
 from fleetplane.domains.edge.agent.endpoint import translated
 from fleetplane.domains.edge.agent.events import Speaker
 from fleetplane.domains.edge.agent.identity import keyring as identity
-from fleetplane.domains.edge.agent.identity.keyring import Identity, Keyring
+from fleetplane.domains.edge.agent.identity.keyring import DaemonIdentity, Keyring
 from fleetplane.domains.edge.agent.identity.state_folder import StateFolder
 from fleetplane.domains.edge.agent.server_proof import NotTheServer, ServerCheck
 from fleetplane.domains.edge.wire.protobuf_types import seconds_of
@@ -32,7 +32,7 @@ from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError, SettingsError, Unavailable
 from fleetplane.kernel.values.ids import new_uuid
 from fleetplane.node import link
-from fleetplane.node.link import LinkLost, Refused
+from fleetplane.node.link import LinkLost, ServerRefused
 from fleetplane.node.tasks import in_thread, unless
 from fleetplane.node.upgrade.following import Follow, no_check_in
 from fleetplane.node.writer import StreamWriter
@@ -61,15 +61,15 @@ class Leaving:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class DaemonNode:
     """What lasts from one session to the next."""
 
     folder: StateFolder
-    configuration: Configuration
+    configuration: DaemonConfiguration
     keyring: Keyring
     server_key: bytes
     tolerate_unsigned: Callable[[], bool]
-    work: Work
+    work: CommandWork
     outbox: ResultOutbox
     leaving: Leaving
     capabilities: Callable[[], pb.EdgeCapabilities]
@@ -83,7 +83,7 @@ class Node:
     """Says which version this is, over each connection."""
 
 
-async def take_over_identity(node: Node) -> bool:
+async def take_over_identity(node: DaemonNode) -> bool:
     """Another program may have renewed our token or rotated our key; whether one has."""
     if await in_thread(node.folder.signature) == node.keyring.seen:
         return False
@@ -99,7 +99,7 @@ async def take_over_identity(node: Node) -> bool:
     return True
 
 
-def _settled_identity(node: Node) -> tuple[Identity, tuple[tuple[int, int], ...]]:
+def _settled_identity(node: DaemonNode) -> tuple[DaemonIdentity, tuple[tuple[int, int], ...]]:
     """A key and its token, and the signature of both: never one that is new and one that is not yet."""
     with node.folder.changing_identity():
         return identity.load(node.folder, node.configuration.current), node.folder.signature()
@@ -109,8 +109,10 @@ class _Left(Exception):
     """We are done here."""
 
 
-class Session:
-    def __init__(self, channel: grpc.aio.Channel, node: Node, *, on_established: Callable[[], None]) -> None:
+class DaemonSession:
+    def __init__(
+        self, channel: grpc.aio.Channel, node: DaemonNode, *, on_established: Callable[[], None]
+    ) -> None:
         self._node = node
         self._channel = channel
         self._on_established = on_established
@@ -157,14 +159,14 @@ class Session:
                 tasks.create_task(self._leave())
                 tasks.create_task(node.check_in(self._channel, self._bearer))
                 await self._listen()
-        except* (grpc.aio.AioRpcError, LinkLost, Refused, NotTheServer, _Left) as group:
+        except* (grpc.aio.AioRpcError, LinkLost, ServerRefused, NotTheServer, _Left) as group:
             ends = list(link.causes(group))
         finally:
             node.outbox.detach(self)
             node.work.draining = node.leaving.asked.is_set()  # the next stream is told anew
             self._call.cancel()
         if not self._done_talking:
-            raise link.most_telling(ends, (NotTheServer, Refused, LinkLost), translated)
+            raise link.most_telling(ends, (NotTheServer, ServerRefused, LinkLost), translated)
 
     def _bearer(self) -> Sequence[tuple[str, str]]:
         return (("authorization", f"Bearer {self._node.keyring.current.token}"),)

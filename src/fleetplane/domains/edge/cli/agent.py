@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from fleetplane.cli.output import Cell, Format, Table, emit, format_option
+from fleetplane.cli.output import Cell, Format, PrintedTable, emit, format_option
 from fleetplane.cli.parameters import DURATION, LOG_LEVELS, Label
 
 if TYPE_CHECKING:
     from fleetplane.domains.edge.agent.assembly import Reach
     from fleetplane.domains.edge.agent.identity.rotation import Rotator
-    from fleetplane.domains.edge.agent.service_unit import Service
+    from fleetplane.domains.edge.agent.service_unit import SystemUnit
 
 F = TypeVar("F", bound=Callable[..., Any])
 FILE = click.Path(path_type=Path, dir_okay=False)
@@ -85,7 +85,7 @@ def enroll(
     import asyncio
     import sys
 
-    from fleetplane.domains.edge.agent.identity.enrolment import Enroller, Existing, Request, plan
+    from fleetplane.domains.edge.agent.identity.enrolment import Enroller, EnrolmentRequest, Existing, plan
     from fleetplane.domains.edge.agent.identity.state_folder import StateFolder
     from fleetplane.kernel.clock import SystemClock
 
@@ -94,7 +94,7 @@ def enroll(
     existing = Existing.FORCE if force else Existing.KEEP if keep_existing else Existing.REFUSE
     folder, clock = StateFolder(state_dir), SystemClock()
     given = sys.stdin.read() if token == "-" else token  # noqa: S105  # a dash is no secret
-    request = Request(
+    request = EnrolmentRequest(
         token=given.strip(),
         existing=existing,
         minimal=minimal,
@@ -175,7 +175,7 @@ def status(*, state_dir: Path, output: Format) -> None:
 
     found = overview(StateFolder(state_dir))
     rows = [[Cell(text=name.replace("_", " ")), Cell(text=str(value))] for name, value in found.items()]
-    emit(output, found, Table(columns=("WHAT", "IS"), rows=rows, empty="nothing is known"))
+    emit(output, found, PrintedTable(columns=("WHAT", "IS"), rows=rows, empty="nothing is known"))
 
 
 @edge.command()
@@ -303,10 +303,10 @@ def _rotator(state_dir: Path, authority: Path | None, plaintext: bool | None) ->
     )
 
 
-def _service() -> Service:
+def _service() -> SystemUnit:
     import subprocess
 
-    from fleetplane.domains.edge.agent.service_unit import Service, default_folder
+    from fleetplane.domains.edge.agent.service_unit import SystemUnit, default_folder
 
     def call(words: Any) -> int:
         try:
@@ -314,4 +314,4 @@ def _service() -> Service:
         except (FileNotFoundError, subprocess.TimeoutExpired):
             return 127
 
-    return Service(folder=default_folder(), run=call)
+    return SystemUnit(folder=default_folder(), run=call)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from fleetplane.cli.clients.rest_client import connect, rest_options
-from fleetplane.cli.output import Cell, Format, Table, emit, format_option
+from fleetplane.cli.output import Cell, Format, PrintedTable, emit, format_option
 from fleetplane.cli.parameters import DURATION
 from fleetplane.client.places import Place
 from fleetplane.domains.edge.cli.edge import PREFIX
@@ -65,7 +65,7 @@ def token(
     with everyone(where) as server:
         made = server.call("POST", f"{PREFIX}/worker-tokens", body=body)
     if output is not Format.TABLE:
-        emit(output, made, Table(columns=(), rows=(), empty=""))
+        emit(output, made, PrintedTable(columns=(), rows=(), empty=""))
         return
     click.echo(made["token"])
     click.echo(f"For node {made['node_id']} as {made['role']}, once, until {made['expires_at']}.", err=True)
@@ -90,7 +90,7 @@ def ls(output: Format, **where: Any) -> None:
         for one in found
     ]
     columns = ("NODE", "ROLE", "STATUS", "SERVES", "ADDRESS", "HEARD")
-    emit(output, found, Table(columns=columns, rows=rows, empty="no workers"))
+    emit(output, found, PrintedTable(columns=columns, rows=rows, empty="no workers"))
 
 
 def _steer(draining: bool, words: str) -> click.Command:

@@ -7,7 +7,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from fleetplane.cli.output import Format, Table, emit, format_option
+from fleetplane.cli.output import Format, PrintedTable, emit, format_option
 from fleetplane.domains.edge.cli.edge import PREFIX, client, edge_options
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def show(node: str, everyone: bool, output: Format, tenant: str, **where: Any) -
         found = server.call("GET", _path(node, everyone))
     if output is Format.TABLE:
         output = Format.YAML  # a document is no table
-    emit(output, found, Table(columns=(), rows=(), empty=""))
+    emit(output, found, PrintedTable(columns=(), rows=(), empty=""))
 
 
 @config.command("set")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import click
 
 from fleetplane.cli.clients.rest_client import connect, rest_options
-from fleetplane.cli.lazy import Entry, LazyGroup
-from fleetplane.cli.output import Cell, Format, Table, emit, format_option
+from fleetplane.cli.lazy import LazyEntry, LazyGroup
+from fleetplane.cli.output import Cell, Format, PrintedTable, emit, format_option
 from fleetplane.cli.parameters import DURATION
 from fleetplane.client.places import Place
 from fleetplane.domains.edge.cli.exits import edge_exits, exit_codes_option
@@ -53,46 +53,50 @@ def node_of(server: RestClient, given: str) -> str:
         return str([*found["resolved"], *found["skipped"]][0]["node_id"])
 
 
-class Verbs(LazyGroup):
-    entries: ClassVar[Mapping[str, Entry]] = {
-        "config": Entry(
+class EdgeVerbs(LazyGroup):
+    entries: ClassVar[Mapping[str, LazyEntry]] = {
+        "config": LazyEntry(
             target="fleetplane.domains.edge.cli.config:config", help="What daemons should be configured with."
         ),
-        "group": Entry(target="fleetplane.domains.edge.cli.groups:group", help="Named sets of daemons."),
-        "run": Entry(
+        "group": LazyEntry(target="fleetplane.domains.edge.cli.groups:group", help="Named sets of daemons."),
+        "run": LazyEntry(
             target="fleetplane.domains.edge.cli.runs:run", help="Run a tool on daemons, and watch it."
         ),
-        "runs": Entry(target="fleetplane.domains.edge.cli.runs:runs", help="Runs so far, or one in detail."),
-        "cancel": Entry(target="fleetplane.domains.edge.cli.runs:cancel", help="Take a run back."),
-        "preview": Entry(
+        "runs": LazyEntry(
+            target="fleetplane.domains.edge.cli.runs:runs", help="Runs so far, or one in detail."
+        ),
+        "cancel": LazyEntry(target="fleetplane.domains.edge.cli.runs:cancel", help="Take a run back."),
+        "preview": LazyEntry(
             target="fleetplane.domains.edge.cli.runs:preview", help="Whom a target means just now."
         ),
-        "token": Entry(
+        "token": LazyEntry(
             target="fleetplane.domains.edge.cli.tokens:token",
             help="Make a token with which one daemon enrols.",
         ),
-        "tokens": Entry(target="fleetplane.domains.edge.cli.tokens:tokens", help="Enrollment tokens so far."),
-        "withdraw": Entry(
+        "tokens": LazyEntry(
+            target="fleetplane.domains.edge.cli.tokens:tokens", help="Enrollment tokens so far."
+        ),
+        "withdraw": LazyEntry(
             target="fleetplane.domains.edge.cli.tokens:withdraw", help="Refuse a token that was not used yet."
         ),
-        "readmit": Entry(
+        "readmit": LazyEntry(
             target="fleetplane.domains.edge.cli.tokens:readmit", help="Let a revoked daemon enrol again."
         ),
-        "worker": Entry(
+        "worker": LazyEntry(
             target="fleetplane.domains.edge.cli.cluster:worker",
             help="Nodes of the cluster that can be dialled.",
         ),
-        "revoke-tenant": Entry(
+        "revoke-tenant": LazyEntry(
             target="fleetplane.domains.edge.cli.cluster:revoke_tenant", help="Revoke all daemons of a tenant."
         ),
-        "rotate": Entry(
+        "rotate": LazyEntry(
             target="fleetplane.domains.edge.cli.runs:rotate",
             help="Have daemons replace their keys, in waves.",
         ),
     }
 
 
-@click.group(cls=Verbs)
+@click.group(cls=EdgeVerbs)
 @exit_codes_option
 def edge() -> None:
     """Daemons on machines that nobody can dial: enrol them, sort them, run things on them.
@@ -148,7 +152,7 @@ def ls(
     emit(
         output,
         found,
-        Table(columns=columns, rows=rows, empty="no daemons; `fleetplane edge token` invites one"),
+        PrintedTable(columns=columns, rows=rows, empty="no daemons; `fleetplane edge token` invites one"),
     )
 
 

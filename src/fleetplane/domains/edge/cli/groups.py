@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from fleetplane.cli.output import Cell, Format, Table, emit, format_option, json_line
+from fleetplane.cli.output import Cell, Format, PrintedTable, emit, format_option, json_line
 from fleetplane.domains.edge.cli.edge import PREFIX, client, edge_options
 
 
@@ -33,7 +33,7 @@ def ls(output: Format, tenant: str, **where: Any) -> None:
         for one in found
     ]
     columns = ("NAME", "ID", "MEMBERS", "PINNED", "SELECTOR")
-    emit(output, found, Table(columns=columns, rows=rows, empty="no groups"))
+    emit(output, found, PrintedTable(columns=columns, rows=rows, empty="no groups"))
 
 
 @group.command("create")

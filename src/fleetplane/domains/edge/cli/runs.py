@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from fleetplane.cli.exits import Exit
-from fleetplane.cli.output import Cell, Format, Table, emit, format_option
+from fleetplane.cli.output import Cell, Format, PrintedTable, emit, format_option
 from fleetplane.cli.parameters import DURATION
 from fleetplane.cli.running.fleet_run import FleetRun
 from fleetplane.domains.edge.cli.edge import PREFIX, client, edge_options
@@ -204,7 +204,7 @@ def exit_code(ended: RunDone, *, documented: bool) -> int:
 
 def shown(kind: str, data: dict[str, Any]) -> Iterator[ShownEvent]:
     """Events of a run as edge's routes tell them."""
-    from fleetplane.cli.running.run_view import Notice, RunDone, TargetBegan, TargetDone, TargetPrinted
+    from fleetplane.cli.running.run_view import RunDone, RunNotice, TargetBegan, TargetDone, TargetPrinted
 
     match kind:
         case "command_started":
@@ -225,7 +225,7 @@ def shown(kind: str, data: dict[str, Any]) -> Iterator[ShownEvent]:
         case "fleet_result":
             yield RunDone(state=data["outcome"], summary=data["summary"])
         case "error":
-            yield Notice(message=data["message"])
+            yield RunNotice(message=data["message"])
 
 
 def verdict(ended: RunDone) -> EdgeExit:
@@ -279,7 +279,7 @@ def preview(target: str, output: Format, tenant: str, **where: Any) -> None:
             for one in found["skipped"]
         ),
     ]
-    emit(output, found, Table(columns=("NODE", "NAME", "MEANT"), rows=rows, empty="nobody"))
+    emit(output, found, PrintedTable(columns=("NODE", "NAME", "MEANT"), rows=rows, empty="nobody"))
 
 
 @click.command("runs")
@@ -314,11 +314,11 @@ def runs(run_id: str | None, tool: str | None, limit: int, output: Format, tenan
     emit(
         output,
         found,
-        Table(columns=("RUN", "TOOL", "STARTED", "OUTCOME", "TARGETS"), rows=rows, empty="no runs"),
+        PrintedTable(columns=("RUN", "TOOL", "STARTED", "OUTCOME", "TARGETS"), rows=rows, empty="no runs"),
     )
 
 
-def _per_node(found: Sequence[dict[str, Any]]) -> Table:
+def _per_node(found: Sequence[dict[str, Any]]) -> PrintedTable:
     rows = [
         [
             Cell(text=one["node_id"]),
@@ -329,7 +329,7 @@ def _per_node(found: Sequence[dict[str, Any]]) -> Table:
         ]
         for one in found
     ]
-    return Table(
+    return PrintedTable(
         columns=("NODE", "OUTCOME", "EXIT", "TOOK", "WORDS"), rows=rows, empty="nothing is kept of it"
     )
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from fleetplane.cli.output import Cell, Format, Table, emit, format_option
+from fleetplane.cli.output import Cell, Format, PrintedTable, emit, format_option
 from fleetplane.cli.parameters import DURATION
 from fleetplane.domains.edge.cli.edge import PREFIX, client, edge_options, node_of
 
@@ -38,7 +38,7 @@ def token(
             body |= {"node_id": node_of(server, node), "replace": replace}
         made = server.call("POST", f"{PREFIX}/enrollment-tokens", body=body)
     if output is not Format.TABLE:
-        emit(output, made, Table(columns=(), rows=(), empty=""))
+        emit(output, made, PrintedTable(columns=(), rows=(), empty=""))
         return
     click.echo(made["token"])
     click.echo(
@@ -73,7 +73,7 @@ def tokens(output: Format, tenant: str, **where: Any) -> None:
         for one in found
     ]
     columns = ("TOKEN", "STATE", "NAME", "FOR", "ISSUED BY", "EXPIRES", "NODE")
-    emit(output, found, Table(columns=columns, rows=rows, empty="no tokens"))
+    emit(output, found, PrintedTable(columns=columns, rows=rows, empty="no tokens"))
 
 
 def _meant(one: dict[str, Any]) -> str:

@@ -14,10 +14,10 @@ import msgspec
 from fleetplane.domains.edge.access import TENANT_HEADERS, acting_for
 from fleetplane.domains.edge.grpc.caller_address import FORWARDED_FIELD, caller_address, networks
 from fleetplane.domains.edge.grpc.relay import Relay
-from fleetplane.domains.edge.grpc.servicer_ports import EdgeStreams
+from fleetplane.domains.edge.grpc.servicer_ports import EdgeStreamsPort
 from fleetplane.domains.edge.grpc.workers import ROLES, WorkerService, address_of, tags_of
-from fleetplane.domains.edge.identity.attestation import Enrolment
-from fleetplane.domains.edge.identity.challenges import Candidate
+from fleetplane.domains.edge.identity.attestation import DaemonEnrolment
+from fleetplane.domains.edge.identity.challenges import EnrolmentCandidate
 from fleetplane.domains.edge.identity.enrolment_tokens import EnrolmentTokens
 from fleetplane.domains.edge.identity.policy import IdentityPolicy
 from fleetplane.domains.edge.identity.rotation import Rotation
@@ -41,11 +41,11 @@ class NodeClusterService:
         self,
         *,
         policy: IdentityPolicy,
-        enrolment: Enrolment,
+        enrolment: DaemonEnrolment,
         enrollments: EnrolmentTokens,
         rotation: Rotation,
         workers: WorkerService,
-        streams: EdgeStreams,
+        streams: EdgeStreamsPort,
         server_public_key: bytes,
         relay: Relay | None = None,
     ) -> None:
@@ -160,7 +160,7 @@ class NodeClusterService:
         )
 
 
-def _candidate(request: pb.AttestNodeRequest) -> Candidate:
+def _candidate(request: pb.AttestNodeRequest) -> EnrolmentCandidate:
     node_id = check_uuid(request.node_id, field="node_id")
     role = ROLES.get(request.role)
     if role is None and request.role != pb.NODE_ROLE_EDGE:
@@ -173,7 +173,7 @@ def _candidate(request: pb.AttestNodeRequest) -> Candidate:
         )
     if len(request.enrolment_token) > TOKEN_LIMIT:
         raise InvalidArgument(f"at most {TOKEN_LIMIT} characters", field="enrolment_token")
-    said = Candidate(
+    said = EnrolmentCandidate(
         node_id=node_id,
         public_key=request.public_key,
         role=role,
@@ -185,7 +185,7 @@ def _candidate(request: pb.AttestNodeRequest) -> Candidate:
     if role is not None:
         return said
     # Anybody may say that, and it may be stored: nothing is kept that nobody asks for later.
-    return Candidate(node_id=node_id, public_key=request.public_key, role=None)
+    return EnrolmentCandidate(node_id=node_id, public_key=request.public_key, role=None)
 
 
 def _text(raw: bytes | None) -> str | None:

@@ -8,6 +8,6 @@ from typing import Protocol
 from fleetplane.rpc import CallContext
 
 
-class EdgeStreams(Protocol):
+class EdgeStreamsPort(Protocol):
     async def connect(self, requests: AsyncIterator[bytes], context: CallContext) -> None:
         """One stream of one daemon, from its hello to its end."""

@@ -8,19 +8,19 @@ import grpc
 
 from fleetplane.domains.edge.identity.policy import IdentityPolicy
 from fleetplane.domains.edge.kinds import Worker, WorkerRole, WorkerState, check_tenant, tenant_of
-from fleetplane.domains.edge.nodes.config_layers import ConfigLayers, Place, parsed
+from fleetplane.domains.edge.nodes.config_layers import ConfigLayers, LayerPlace, parsed
 from fleetplane.domains.edge.nodes.registry import Nodes
 from fleetplane.domains.edge.wire import messages as wire
 from fleetplane.domains.edge.workers import forwarding
 from fleetplane.domains.edge.workers.registry import (
     CLUSTER_ID,
     CLUSTER_NAME,
-    Workers,
+    EdgeWorkers,
     must_be,
     must_lead,
     must_serve,
 )
-from fleetplane.domains.edge.workers.rules import Report
+from fleetplane.domains.edge.workers.rules import WorkerReport
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
 from fleetplane.gen.aegis.runtime.v1 import runtime_pb2
 from fleetplane.kernel.clock import Clock
@@ -49,7 +49,13 @@ STATE_NUMBERS = {state: number for number, state in STATES.items()}
 
 class WorkerService:
     def __init__(
-        self, *, workers: Workers, nodes: Nodes, layers: ConfigLayers, policy: IdentityPolicy, clock: Clock
+        self,
+        *,
+        workers: EdgeWorkers,
+        nodes: Nodes,
+        layers: ConfigLayers,
+        policy: IdentityPolicy,
+        clock: Clock,
     ) -> None:
         self._workers = workers
         self._nodes = nodes
@@ -78,7 +84,7 @@ class WorkerService:
     ) -> pb.NodeHeartbeatResponse:
         worker, said = self._workers.registered(request.envelope, pb.NodeHeartbeatInner, method="Heartbeat")
         must_be(worker, said.node_id)
-        report = Report(
+        report = WorkerReport(
             at_ns=self._clock.now_ns(),
             state=STATES.get(said.status, WorkerState.ACTIVE),
             active_executions=said.active_executions,
@@ -186,13 +192,13 @@ class WorkerService:
         await self._layers.put(place, document, actor=f"worker/{sender.name}")
         return pb.PushConfigResponse(accepted=True)
 
-    def _place(self, node_id: str) -> Place:
+    def _place(self, node_id: str) -> LayerPlace:
         node = self._nodes.find(node_id)
         if node is not None:
-            return Place(tenant=tenant_of(node.scope), node_id=node_id)
+            return LayerPlace(tenant=tenant_of(node.scope), node_id=node_id)
         if self._workers.find(node_id) is None:
             raise NotFound(f"there is no node {node_id}")
-        return Place(node_id=node_id)
+        return LayerPlace(node_id=node_id)
 
 
 def tags_of(said: pb.NodeCapabilities) -> tuple[str, ...]:

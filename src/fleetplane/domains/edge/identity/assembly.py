@@ -8,9 +8,9 @@ from fleetplane.domains.blueprint import Service
 from fleetplane.domains.edge import access, kinds
 from fleetplane.domains.edge.grpc.node_cluster import NodeClusterService
 from fleetplane.domains.edge.grpc.relay import Relay
-from fleetplane.domains.edge.grpc.servicer_ports import EdgeStreams
+from fleetplane.domains.edge.grpc.servicer_ports import EdgeStreamsPort
 from fleetplane.domains.edge.grpc.workers import WorkerService
-from fleetplane.domains.edge.identity.attestation import Enrolment
+from fleetplane.domains.edge.identity.attestation import DaemonEnrolment
 from fleetplane.domains.edge.identity.enrolment_tokens import EnrolmentTokens
 from fleetplane.domains.edge.identity.policy import IdentityPolicy
 from fleetplane.domains.edge.identity.rotation import Rotation
@@ -20,8 +20,8 @@ from fleetplane.domains.edge.identity.tokens import NodeTokens
 from fleetplane.domains.edge.nodes.config_layers import ConfigLayers
 from fleetplane.domains.edge.nodes.registry import Nodes
 from fleetplane.domains.edge.workers.admission import WorkerAdmission
-from fleetplane.domains.edge.workers.registry import Workers
-from fleetplane.fleet.people.door import Door
+from fleetplane.domains.edge.workers.registry import EdgeWorkers
+from fleetplane.fleet.people.door import Authenticators
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2
 from fleetplane.kernel.access import Grant, Principal, Role
 from fleetplane.kernel.clock import Clock
@@ -101,7 +101,7 @@ class IdentitySide:
         tokens: NodeTokens,
         key: ServerKey,
         revocations: Revocations,
-        door: Door,
+        door: Authenticators,
         layers: ConfigLayers,
         policy: IdentityPolicy,
         challenges: SharedChallenges | None = None,
@@ -114,7 +114,7 @@ class IdentitySide:
         self.nodes = Nodes(store, clock, revocations)
         self.enrollments = EnrolmentTokens(store, clock, tokens, life_seconds=policy.enrollment_seconds)
         self.worker_admission = WorkerAdmission(store, clock, tokens, policy)
-        self.enrolment = Enrolment(
+        self.enrolment = DaemonEnrolment(
             store=store,
             clock=clock,
             tokens=tokens,
@@ -123,7 +123,7 @@ class IdentitySide:
             shared=challenges,
         )
         self.rotation = Rotation(store=store, clock=clock, tokens=tokens, nodes=self.nodes, policy=policy)
-        self.workers = Workers(store, clock, tokens, policy, target=key.public_key.hex())
+        self.workers = EdgeWorkers(store, clock, tokens, policy, target=key.public_key.hex())
         self._worker_service = WorkerService(
             workers=self.workers, nodes=self.nodes, layers=layers, policy=policy, clock=clock
         )
@@ -139,7 +139,7 @@ class IdentitySide:
         clock: Clock,
         *,
         revocations: Revocations,
-        door: Door,
+        door: Authenticators,
         layers: ConfigLayers,
         policy: IdentityPolicy,
         issuer: str,
@@ -168,7 +168,7 @@ class IdentitySide:
             challenges=SharedChallenges(store, master) if store.shared else None,
         )
 
-    def service(self, streams: EdgeStreams, relay: Relay | None = None) -> Service:
+    def service(self, streams: EdgeStreamsPort, relay: Relay | None = None) -> Service:
         """The whole service, with someone to hold the streams, and the relay that has the daemons if any."""
         servicer = NodeClusterService(
             policy=self._policy,

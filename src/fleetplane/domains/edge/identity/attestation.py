@@ -16,10 +16,10 @@ from functools import partial
 
 import msgspec
 
-from fleetplane.domains.edge.identity.challenges import Candidate, Challenge, Challenges
+from fleetplane.domains.edge.identity.challenges import Challenge, Challenges, EnrolmentCandidate
 from fleetplane.domains.edge.identity.policy import IdentityPolicy
 from fleetplane.domains.edge.identity.shared_challenges import SharedChallenges
-from fleetplane.domains.edge.identity.tokens import EnrollmentClaims, IssuedToken, NodeTokens, blacklist
+from fleetplane.domains.edge.identity.tokens import EnrollmentClaims, EnrolmentToken, NodeTokens, blacklist
 from fleetplane.domains.edge.kinds import (
     BLACKLISTED,
     EDGE_NODE,
@@ -45,14 +45,14 @@ from fleetplane.kernel.errors import (
 )
 from fleetplane.kernel.identity.enrolment import Redemption, digest, redeem
 from fleetplane.kernel.store import Draft, Store
-from fleetplane.web.rest.rate import RateLimit
+from fleetplane.web.rest.rate import RestRate
 
 PURPOSE = "edge-enrollment"
 ATTEMPTS = 3
 """At a transaction whose node was changed under it."""
 
 
-class Enrolment:
+class DaemonEnrolment:
     def __init__(
         self,
         *,
@@ -72,7 +72,7 @@ class Enrolment:
         self._policy = policy
         self.challenges = Challenges(clock, life_seconds=policy.challenge_seconds)
         limit = policy.attests_per_minute
-        self._rate = RateLimit(limit) if limit else None
+        self._rate = RestRate(limit) if limit else None
 
     def __repr__(self) -> str:
         return f"<Enrolment {self.challenges!r}>"
@@ -90,7 +90,7 @@ class Enrolment:
                 retry_after_seconds=allowance.reset_seconds,
             )
 
-    async def attest(self, candidate: Candidate) -> Challenge:
+    async def attest(self, candidate: EnrolmentCandidate) -> Challenge:
         if candidate.role is not None:
             self._workers.check(candidate)
         made = self.challenges.make(candidate)
@@ -103,7 +103,7 @@ class Enrolment:
 
     async def answer(
         self, challenge_id: str, node_id: str, *, signature: bytes, enrollment_token: str | None
-    ) -> IssuedToken:
+    ) -> EnrolmentToken:
         """The node's token, for a signed nonce and what proves that the node may come in."""
         self._look_elsewhere(challenge_id)
         challenge = self.challenges.attempt(challenge_id, node_id)
@@ -136,7 +136,7 @@ class Enrolment:
         seconds = (expires_at_ns - self._clock.now_ns()) / 1e9
         self.challenges.adopt(challenge_id, nonce=nonce, candidate=candidate, seconds=seconds)
 
-    async def _admit(self, candidate: Candidate, enrollment_token: str | None) -> IssuedToken:
+    async def _admit(self, candidate: EnrolmentCandidate, enrollment_token: str | None) -> EnrolmentToken:
         if candidate.role is not None:
             return await self._workers.admit(candidate)
         if not enrollment_token:
@@ -151,7 +151,7 @@ class Enrolment:
                 await self._store.settled(EDGE_NODE, tenant_scope(claims.tenant), candidate.node_id)
         raise Conflict("the node is being enrolled or rotated by someone else")
 
-    async def _enrol(self, candidate: Candidate, claims: EnrollmentClaims) -> IssuedToken:
+    async def _enrol(self, candidate: EnrolmentCandidate, claims: EnrollmentClaims) -> EnrolmentToken:
         scope = tenant_scope(claims.tenant)
         issued = self._tokens.issue_node(
             candidate.node_id,
@@ -176,9 +176,9 @@ class Enrolment:
         self,
         draft: Draft,
         *,
-        candidate: Candidate,
+        candidate: EnrolmentCandidate,
         claims: EnrollmentClaims,
-        issued: IssuedToken,
+        issued: EnrolmentToken,
         before: EdgeNode | None,
     ) -> None:
         """Redeem, bind and record: all of it or nothing."""
@@ -218,7 +218,7 @@ class Enrolment:
         )
 
 
-def check_invited(current: EdgeNode | None, candidate: Candidate, claims: EnrollmentClaims) -> None:
+def check_invited(current: EdgeNode | None, candidate: EnrolmentCandidate, claims: EnrollmentClaims) -> None:
     """Refuse a token that is not for this node as it is. Pure."""
     node_id = candidate.node_id
     if claims.node_id not in ("", node_id):
@@ -243,14 +243,14 @@ def check_invited(current: EdgeNode | None, candidate: Candidate, claims: Enroll
     )
 
 
-def _action(before: EdgeNode | None, candidate: Candidate) -> str:
+def _action(before: EdgeNode | None, candidate: EnrolmentCandidate) -> str:
     """As the audit log has it."""
     if before is None:
         return "edge.enrol"
     return "edge.enrol_again" if before.spec.public_key == candidate.public_key else "edge.replace"
 
 
-def _use_up(draft: Draft, candidate: Candidate, claims: EnrollmentClaims) -> Redemption:
+def _use_up(draft: Draft, candidate: EnrolmentCandidate, claims: EnrollmentClaims) -> Redemption:
     scope = tenant_scope(claims.tenant)
     record = draft.get(ENROLLMENT, scope, claims.jti)
     if record is None or record.spec.revoked:
@@ -270,7 +270,7 @@ def _use_up(draft: Draft, candidate: Candidate, claims: EnrollmentClaims) -> Red
     return redemption
 
 
-def _holds(current: EdgeNode | None, candidate: Candidate) -> bool:
+def _holds(current: EdgeNode | None, candidate: EnrolmentCandidate) -> bool:
     return (
         current is not None
         and current.spec.revoked_at_ns is None
@@ -280,9 +280,9 @@ def _holds(current: EdgeNode | None, candidate: Candidate) -> bool:
 
 def _spec(
     current: EdgeNode | None,
-    candidate: Candidate,
+    candidate: EnrolmentCandidate,
     claims: EnrollmentClaims,
-    issued: IssuedToken,
+    issued: EnrolmentToken,
     *,
     now_ns: int,
 ) -> NodeSpec:

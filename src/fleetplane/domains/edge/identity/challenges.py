@@ -13,7 +13,7 @@ import asyncio
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from fleetplane.domains.edge.identity.tokens import IssuedToken
+from fleetplane.domains.edge.identity.tokens import EnrolmentToken
 from fleetplane.domains.edge.kinds import NodeResources, WorkerRole
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import Unauthenticated
@@ -27,7 +27,7 @@ TRIES_LIMIT = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class EnrolmentCandidate:
     """Who asks to come in, by its own words."""
 
     node_id: str
@@ -44,12 +44,12 @@ class Candidate:
 class Challenge:
     challenge_id: str
     nonce: bytes
-    candidate: Candidate
+    candidate: EnrolmentCandidate
     expires_at: float
     shared: bool = False
     """Other servers know of it."""
     tries: int = 0
-    answer: IssuedToken | None = None
+    answer: EnrolmentToken | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Guards: one challenge is answered with one token, however often it is asked at once."""
 
@@ -68,7 +68,7 @@ class Challenges:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def make(self, candidate: Candidate) -> Challenge:
+    def make(self, candidate: EnrolmentCandidate) -> Challenge:
         return self._add(
             Challenge(
                 challenge_id=new_uuid(self._clock),
@@ -89,7 +89,9 @@ class Challenges:
     def knows(self, challenge_id: str) -> bool:
         return challenge_id in self._waiting
 
-    def adopt(self, challenge_id: str, *, nonce: bytes, candidate: Candidate, seconds: float) -> None:
+    def adopt(
+        self, challenge_id: str, *, nonce: bytes, candidate: EnrolmentCandidate, seconds: float
+    ) -> None:
         """Take answers to a challenge that another server made, for as long as it lasts."""
         expires_at = self._clock.monotonic() + seconds
         self._add(

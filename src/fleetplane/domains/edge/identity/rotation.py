@@ -21,17 +21,23 @@ import msgspec
 from google.protobuf.message import DecodeError
 
 from fleetplane.domains.edge.identity.policy import IdentityPolicy
-from fleetplane.domains.edge.identity.tokens import IssuedToken, NodeClaims, NodeTokens, blacklist, thumbprint
+from fleetplane.domains.edge.identity.tokens import (
+    EnrolmentToken,
+    NodeClaims,
+    NodeTokens,
+    blacklist,
+    thumbprint,
+)
 from fleetplane.domains.edge.kinds import (
     BLACKLISTED,
     EARLIER_LIMIT,
     EDGE_NODE,
     PUBLIC_KEY_BYTES,
-    Dialect,
     EdgeNode,
     Former,
     NodeSpec,
     NodeState,
+    PayloadDialect,
     UsedRequest,
     principal_name,
     tenant_of,
@@ -69,16 +75,16 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rotated:
-    issued: IssuedToken
+class RotatedNode:
+    issued: EnrolmentToken
     overlap_seconds: float
     wish: Wish
 
-    def dialect(self, told: Dialect | None) -> Dialect:
+    def dialect(self, told: PayloadDialect | None) -> PayloadDialect:
         """To be answered in: what the call says, else what the request looks like."""
         if told is not None:
             return told
-        return Dialect.LEGACY if self.wish.looks_legacy else Dialect.DOCUMENTED
+        return PayloadDialect.LEGACY if self.wish.looks_legacy else PayloadDialect.DOCUMENTED
 
 
 class Rotation:
@@ -91,7 +97,7 @@ class Rotation:
         self._nodes = nodes
         self._policy = policy
 
-    async def rotate(self, request: pb.RotateEdgeKeyRequest) -> Rotated:
+    async def rotate(self, request: pb.RotateEdgeKeyRequest) -> RotatedNode:
         wish = self._read(request)
         node = self._believe(wish)
         if node.spec.revoked_at_ns is not None:
@@ -108,7 +114,7 @@ class Rotation:
             action="edge.refresh_token" if wish.new_key == node.spec.public_key else "edge.rotate_key",
             touches=[node.key, BLACKLISTED.key("", node.spec.token_id)],
         )
-        return Rotated(issued=issued, overlap_seconds=self._policy.overlap_seconds, wish=wish)
+        return RotatedNode(issued=issued, overlap_seconds=self._policy.overlap_seconds, wish=wish)
 
     # Reading.
 
@@ -188,7 +194,7 @@ class Rotation:
 
     # Doing.
 
-    def _replace(self, draft: Draft, *, node: EdgeNode, wish: Wish, issued: IssuedToken) -> None:
+    def _replace(self, draft: Draft, *, node: EdgeNode, wish: Wish, issued: EnrolmentToken) -> None:
         current = draft.get(EDGE_NODE, node.scope, node.name)
         if current is None or current.spec.revoked_at_ns is not None:
             raise FailedPrecondition("the node was revoked")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from fleetplane.domains.edge.expiring_records import ExpiringRecords
-from fleetplane.domains.edge.identity.challenges import CHALLENGES_LIMIT, Candidate, Challenge
+from fleetplane.domains.edge.identity.challenges import CHALLENGES_LIMIT, Challenge, EnrolmentCandidate
 from fleetplane.domains.edge.kinds import CHALLENGE, ChallengeSpec, principal_name
 from fleetplane.kernel.errors import InvalidArgument
 from fleetplane.kernel.identity import MasterKey
@@ -23,7 +23,7 @@ CONTENT_LIMIT_BYTES = 16 * 1024
 
 class _Sealed(msgspec.Struct, frozen=True, kw_only=True):
     nonce: bytes
-    candidate: Candidate
+    candidate: EnrolmentCandidate
 
 
 class SharedChallenges:
@@ -50,7 +50,7 @@ class SharedChallenges:
             action="edge.attest",
         )
 
-    def find(self, challenge_id: str) -> tuple[bytes, Candidate, int] | None:
+    def find(self, challenge_id: str) -> tuple[bytes, EnrolmentCandidate, int] | None:
         """The nonce, who asks, and when it expires; None if there is no such challenge."""
         found = self._records.get(challenge_id)
         if found is None:

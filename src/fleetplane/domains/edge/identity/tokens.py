@@ -69,7 +69,7 @@ class EnrollmentClaims:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IssuedToken:
+class EnrolmentToken:
     token: str
     jti: str
     issued_at_ns: int
@@ -154,7 +154,9 @@ class NodeTokens:
 
     # Nodes.
 
-    def issue_node(self, node_id: str, tenant: str, public_key: bytes, *, life_seconds: float) -> IssuedToken:
+    def issue_node(
+        self, node_id: str, tenant: str, public_key: bytes, *, life_seconds: float
+    ) -> EnrolmentToken:
         """For an edge daemon."""
         claims = {
             "sub": node_id,
@@ -175,7 +177,7 @@ class NodeTokens:
         capabilities: NodeResources,
         tags: tuple[str, ...],
         life_seconds: float,
-    ) -> IssuedToken:
+    ) -> EnrolmentToken:
         claims = {
             "sub": node_id,
             "role": role.value,
@@ -223,7 +225,7 @@ class NodeTokens:
 
     def issue_enrollment(
         self, tenant: str, issued_to: str, *, life_seconds: float, node_id: str = "", replace: bool = False
-    ) -> IssuedToken:
+    ) -> EnrolmentToken:
         if not 0 < life_seconds <= ENROLLMENT_LIMIT_SECONDS:
             raise InvalidArgument(
                 f"an enrollment token lives up to {ENROLLMENT_LIMIT_SECONDS:g} s, not {life_seconds:g}",
@@ -281,12 +283,12 @@ class NodeTokens:
     def is_blacklisted(self, jti: str) -> bool:
         return self._store.get(BLACKLISTED, "", jti) is not None
 
-    def _issue(self, claims: Mapping[str, object], life_seconds: float) -> IssuedToken:
+    def _issue(self, claims: Mapping[str, object], life_seconds: float) -> EnrolmentToken:
         jti = new_uuid(self._clock)
         now_ns = self._clock.now_ns()
         ends = (now_ns + round(life_seconds * 1e9)) // 1_000_000_000
         token = self._keys.sign({"jti": jti, **claims, "exp": ends}, life_seconds=life_seconds)
-        return IssuedToken(token=token, jti=jti, issued_at_ns=now_ns, expires_at_ns=ends * 1_000_000_000)
+        return EnrolmentToken(token=token, jti=jti, issued_at_ns=now_ns, expires_at_ns=ends * 1_000_000_000)
 
 
 def blacklist(draft: Draft, jti: str, *, node_id: str, reason: str, expires_at_ns: int) -> None:

@@ -25,7 +25,7 @@ from typing import cast
 
 import msgspec
 
-from fleetplane.domains.edge.kinds import Spec, tenant_scope
+from fleetplane.domains.edge.kinds import EdgeSpec, tenant_scope
 from fleetplane.fleet.masking import masked, masked_values, with_known_secrets
 from fleetplane.fleet.rollouts.holds import HoldReader
 from fleetplane.kernel.errors import InvalidArgument, NotFound
@@ -46,7 +46,7 @@ Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 Document = Mapping[str, Json]
 
 
-class ConfigLayerSpec(Spec, frozen=True):
+class ConfigLayerSpec(EdgeSpec, frozen=True):
     content: bytes
     """Compact JSON of an object."""
     version: str
@@ -58,7 +58,7 @@ CONFIG_LAYER: Kind[ConfigLayerSpec, Nothing] = Kind("edge-config", ConfigLayerSp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Merged:
+class MergedConfig:
     """A configuration as it is sent."""
 
     content: bytes
@@ -66,7 +66,7 @@ class Merged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class LayerPlace:
     """Where a layer stands."""
 
     tenant: str = ""
@@ -126,7 +126,7 @@ def merge(below: Document, above: Document) -> dict[str, Json]:
     return merged
 
 
-LayerAt = Callable[[Place], ConfigLayer | None]
+LayerAt = Callable[[LayerPlace], ConfigLayer | None]
 
 
 def layers_of(source: Store | Draft) -> LayerAt:
@@ -136,10 +136,10 @@ def layers_of(source: Store | Draft) -> LayerAt:
 
 def shared(layer: LayerAt, tenant: str) -> bytes:
     """The layers of everyone and of a tenant, merged: what is rolled out to the tenant's daemons."""
-    return compact(reduce(merge, _documents(layer, [Place(), Place(tenant=tenant)]), {}))
+    return compact(reduce(merge, _documents(layer, [LayerPlace(), LayerPlace(tenant=tenant)]), {}))
 
 
-def _documents(layer: LayerAt, places: Iterable[Place]) -> list[Document]:
+def _documents(layer: LayerAt, places: Iterable[LayerPlace]) -> list[Document]:
     found = (layer(place) for place in places)
     return [cast("Document", msgspec.json.decode(one.spec.content)) for one in found if one is not None]
 
@@ -148,7 +148,7 @@ class ConfigLayers:
     def __init__(self, store: Store) -> None:
         self._store = store
         self.holds = HoldReader(store, SUBJECT)
-        self._merged: OrderedDict[tuple[str, str, str], Merged | None] = OrderedDict()
+        self._merged: OrderedDict[tuple[str, str, str], MergedConfig | None] = OrderedDict()
         self._revisions = (-1, -1)
         """Of the layers and holds that `_merged` was made from."""
 
@@ -157,11 +157,11 @@ class ConfigLayers:
 
     # Reading.
 
-    def get(self, place: Place) -> ConfigLayer | None:
+    def get(self, place: LayerPlace) -> ConfigLayer | None:
         _, scope, name = place.key
         return self._store.get(CONFIG_LAYER, scope, name)
 
-    def merged(self, tenant: str, node_id: str) -> Merged | None:
+    def merged(self, tenant: str, node_id: str) -> MergedConfig | None:
         """What a node should have; None where nobody has set anything.
 
         Without a node: what the layers come to now, whether or not anybody has it yet.
@@ -169,14 +169,14 @@ class ConfigLayers:
         version = self.holds.wanted(tenant_scope(tenant), node_id) if tenant and node_id else ""
         return self.at_version(tenant, node_id, version)
 
-    def at_version(self, tenant: str, node_id: str, version: str) -> Merged | None:
+    def at_version(self, tenant: str, node_id: str, version: str) -> MergedConfig | None:
         """What a node would have at a version of its tenant's layers; at the newest if that is empty."""
         revisions = self._store.kind_revision(CONFIG_LAYER), self.holds.revision
         if revisions != self._revisions:
             self._merged.clear()
             self._revisions = revisions
         # Nodes without a layer of their own share one: ten thousand of them cost one merge.
-        own = node_id if self.get(Place(tenant=tenant, node_id=node_id)) is not None else ""
+        own = node_id if self.get(LayerPlace(tenant=tenant, node_id=node_id)) is not None else ""
         at = (tenant, own, version)
         if at not in self._merged:
             self._merged[at] = self._merge(*at)
@@ -184,22 +184,22 @@ class ConfigLayers:
                 self._merged.popitem(last=False)
         return self._merged[at]
 
-    def _merge(self, tenant: str, node_id: str, version: str) -> Merged | None:
-        places = [Place(tenant=tenant, node_id=node_id)] if node_id else []
+    def _merge(self, tenant: str, node_id: str, version: str) -> MergedConfig | None:
+        places = [LayerPlace(tenant=tenant, node_id=node_id)] if node_id else []
         base = self.holds.content(tenant_scope(tenant), version) if version else None
         if base is not None:
             documents = [cast("Document", msgspec.json.decode(base)), *_documents(self.get, places)]
         else:
-            under = [Place(), Place(tenant=tenant)] if tenant else [Place()]
+            under = [LayerPlace(), LayerPlace(tenant=tenant)] if tenant else [LayerPlace()]
             documents = _documents(self.get, [*under, *places])
         if not documents:
             return None
         content = compact(reduce(merge, documents))
-        return Merged(content=content, version=version_of(content))
+        return MergedConfig(content=content, version=version_of(content))
 
     # Writing.
 
-    async def put(self, place: Place, document: Document, *, actor: str) -> ConfigLayer:
+    async def put(self, place: LayerPlace, document: Document, *, actor: str) -> ConfigLayer:
         """Replace a whole layer."""
         done = await self._store.transact(
             lambda draft: put_layer(draft, place, document, actor=actor),
@@ -209,7 +209,7 @@ class ConfigLayers:
         )
         return done.value
 
-    async def remove(self, place: Place, *, actor: str) -> None:
+    async def remove(self, place: LayerPlace, *, actor: str) -> None:
         await self._store.transact(
             lambda draft: remove_layer(draft, place),
             actor=actor,
@@ -221,7 +221,7 @@ class ConfigLayers:
 # The changes themselves, as functions of a draft.
 
 
-def put_layer(draft: Draft, place: Place, document: Document, *, actor: str) -> ConfigLayer:
+def put_layer(draft: Draft, place: LayerPlace, document: Document, *, actor: str) -> ConfigLayer:
     """Replace a whole layer; what was shown masked stays what it is.
 
     Raises `InvalidArgument` for one that no daemon could take.
@@ -251,7 +251,7 @@ def shown(content: bytes) -> dict[str, Json]:
     return found
 
 
-def remove_layer(draft: Draft, place: Place) -> None:
+def remove_layer(draft: Draft, place: LayerPlace) -> None:
     """Delete a layer; those below it show through again."""
     _, scope, name = place.key
     if draft.get(CONFIG_LAYER, scope, name) is None:

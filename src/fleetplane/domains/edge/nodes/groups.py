@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from fleetplane.domains.edge.kinds import Spec, tenant_scope
+from fleetplane.domains.edge.kinds import EdgeSpec, tenant_scope
 from fleetplane.domains.edge.runs.selectors import Selector
 from fleetplane.kernel.actors import who
 from fleetplane.kernel.clock import Clock
@@ -22,7 +22,7 @@ GROUPS_LIMIT = 1000
 _NAME_CLAIM = "name"
 
 
-class GroupSpec(Spec, frozen=True):
+class GroupSpec(EdgeSpec, frozen=True):
     name: str
     selector: Selector | None = None
     """None if only the pinned members belong."""
@@ -35,7 +35,7 @@ EDGE_GROUP: Kind[GroupSpec, Nothing] = Kind("edge-group", GroupSpec, Nothing)
 EdgeGroup = Resource[GroupSpec, Nothing]
 
 
-class Groups:
+class EdgeGroups:
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
         self._clock = clock

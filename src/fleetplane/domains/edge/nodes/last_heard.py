@@ -16,7 +16,7 @@ import structlog
 from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError
-from fleetplane.kernel.presence.heard import Heard
+from fleetplane.kernel.presence.heard import LastSeen
 from fleetplane.kernel.store import Store
 
 log = structlog.get_logger(__name__)
@@ -26,7 +26,7 @@ READ_SECONDS = 5.0
 
 class LastHeard:
     def __init__(self, store: Store, clock: Clock, *, channel: str) -> None:
-        self._heard = Heard(store, clock, channel=channel) if store.shared else None
+        self._heard = LastSeen(store, clock, channel=channel) if store.shared else None
         self._clock = clock
         self._channel = channel
         self._at_ns: dict[str, int] = {}
@@ -61,7 +61,7 @@ class LastHeard:
             tasks.keep(f"{self._channel}/heard", self._heard.run_here)
             tasks.keep(f"{self._channel}/last-heard", partial(self._read, self._heard))
 
-    async def _read(self, heard: Heard) -> NoReturn:
+    async def _read(self, heard: LastSeen) -> NoReturn:
         while True:
             try:
                 seconds = await heard.read()

@@ -33,7 +33,7 @@ class _Note:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Seen:
+class _SeenDaemon:
     """A daemon at the moment of writing."""
 
     node_id: str
@@ -93,11 +93,11 @@ class Standings:
         await self._writer.run()
 
     async def _write(self, batch: Sequence[tuple[str, _Note]]) -> None:
-        found: list[_Seen] = []
+        found: list[_SeenDaemon] = []
         for node_id, note in batch:
             live = self._presences.get(node_id)
             found.append(
-                _Seen(
+                _SeenDaemon(
                     node_id=node_id,
                     scope=tenant_scope(note.tenant),
                     heard_at_ns=note.heard_at_ns,
@@ -111,10 +111,12 @@ class Standings:
         """The server that had a daemon's session is gone."""
         node = found_node(self._store, node_id)
         if node is not None:
-            seen = _Seen(node_id=node_id, scope=node.scope, heard_at_ns=None, sighting=None, session=None)
+            seen = _SeenDaemon(
+                node_id=node_id, scope=node.scope, heard_at_ns=None, sighting=None, session=None
+            )
             await self._transact([seen])
 
-    async def _transact(self, found: Sequence[_Seen]) -> None:
+    async def _transact(self, found: Sequence[_SeenDaemon]) -> None:
         where = self._where
 
         def change(draft: Draft) -> None:

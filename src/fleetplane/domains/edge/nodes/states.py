@@ -13,7 +13,14 @@ from __future__ import annotations
 
 import msgspec
 
-from fleetplane.domains.edge.kinds import Capabilities, Desired, Dialect, NodeSpec, NodeState, NodeStatus
+from fleetplane.domains.edge.kinds import (
+    Capabilities,
+    Desired,
+    NodeSpec,
+    NodeState,
+    NodeStatus,
+    PayloadDialect,
+)
 
 _SEEN = (
     "stream_id",
@@ -31,7 +38,7 @@ class DaemonSighting(msgspec.Struct, frozen=True, kw_only=True):
     """What the open stream of a daemon says about it."""
 
     stream_id: str
-    dialect: Dialect
+    dialect: PayloadDialect
     capabilities: Capabilities
     last_heartbeat_at_ns: int
     config_version: str

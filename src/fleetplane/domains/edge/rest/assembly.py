@@ -10,7 +10,7 @@ from fleetplane.domains.edge.access import GRANTS, HOSTS_WRITE, PERMISSIONS, TEN
 from fleetplane.domains.edge.grpc.relay import Relay
 from fleetplane.domains.edge.identity.enrolment_tokens import EnrolmentTokens
 from fleetplane.domains.edge.nodes.config_layers import ConfigLayers
-from fleetplane.domains.edge.nodes.groups import Groups
+from fleetplane.domains.edge.nodes.groups import EdgeGroups
 from fleetplane.domains.edge.nodes.registry import Nodes
 from fleetplane.domains.edge.rest.cluster import ClusterRoutes
 from fleetplane.domains.edge.rest.common import BAD_REQUEST, EdgeCall, EdgeError, Manner, envelope
@@ -20,8 +20,8 @@ from fleetplane.domains.edge.rest.hosts import HostRoutes
 from fleetplane.domains.edge.rest.runs import FleetRoutes
 from fleetplane.domains.edge.runs.channel import EdgeRuns
 from fleetplane.domains.edge.workers.admission import WorkerAdmission
-from fleetplane.domains.edge.workers.registry import Workers
-from fleetplane.fleet.people.door import Door
+from fleetplane.domains.edge.workers.registry import EdgeWorkers
+from fleetplane.fleet.people.door import Authenticators
 from fleetplane.kernel.access import covers
 from fleetplane.web.ops import Mount
 from fleetplane.web.rest.family import FamilyErrors, FamilyKernel, FamilyText, RestFamily
@@ -32,17 +32,17 @@ PREFIX = "/v1/edge"
 ERRORS = FamilyErrors(envelope=envelope, shape=EdgeError, rejected=str(BAD_REQUEST), conditional=False)
 
 
-class RestSide:
+class EdgeRest:
     def __init__(
         self,
         kernel: FamilyKernel,
         *,
-        door: Door,
+        door: Authenticators,
         nodes: Nodes,
         enrollments: EnrolmentTokens,
-        groups: Groups,
+        groups: EdgeGroups,
         layers: ConfigLayers,
-        workers: Workers,
+        workers: EdgeWorkers,
         worker_admission: WorkerAdmission,
         relay: Relay | None = None,
         runs: EdgeRuns,

@@ -12,7 +12,7 @@ import msgspec
 
 from fleetplane.domains.edge.access import CLUSTER, require_everyone
 from fleetplane.domains.edge.kinds import Worker, WorkerRole, check_tenant
-from fleetplane.domains.edge.nodes.config_layers import ConfigLayers, Place
+from fleetplane.domains.edge.nodes.config_layers import ConfigLayers, LayerPlace
 from fleetplane.domains.edge.nodes.registry import Nodes
 from fleetplane.domains.edge.rest.common import CREATED, NO_CONTENT, EdgeCall, actor
 from fleetplane.domains.edge.rest.shapes import (
@@ -23,7 +23,7 @@ from fleetplane.domains.edge.rest.shapes import (
     WorkerPage,
 )
 from fleetplane.domains.edge.workers.admission import WorkerAdmission
-from fleetplane.domains.edge.workers.registry import Workers
+from fleetplane.domains.edge.workers.registry import EdgeWorkers
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.values.ids import check_uuid
 from fleetplane.kernel.values.times import spelled, spelled_or_null
@@ -59,7 +59,7 @@ class ClusterRoutes:
         self,
         clock: Clock,
         *,
-        workers: Workers,
+        workers: EdgeWorkers,
         admission: WorkerAdmission,
         layers: ConfigLayers,
         nodes: Nodes,
@@ -147,17 +147,17 @@ class ClusterRoutes:
     async def put(self, call: EdgeCall) -> Answer[ShownLayer]:
         """Replace the global configuration layer."""
         require_everyone(call.caller)
-        await self._layers.put(Place(), call.body, actor=actor(call))
+        await self._layers.put(LayerPlace(), call.body, actor=actor(call))
         return Answer(content=self._layer())
 
     async def remove(self, call: EdgeCall) -> Answer[None]:
         """Delete the global configuration layer."""
         require_everyone(call.caller)
-        await self._layers.remove(Place(), actor=actor(call))
+        await self._layers.remove(LayerPlace(), actor=actor(call))
         return Answer(content=None)
 
     def _layer(self) -> ShownLayer:
-        layer = self._layers.get(Place())
+        layer = self._layers.get(LayerPlace())
         return ShownLayer(
             layer=foreign(layer.spec.content) if layer is not None else NULL,
             set_by=layer.spec.set_by if layer is not None else None,

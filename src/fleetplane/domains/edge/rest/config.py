@@ -9,7 +9,7 @@ import msgspec
 
 from fleetplane.domains.edge.access import HOSTS_READ, HOSTS_WRITE
 from fleetplane.domains.edge.kinds import tenant_scope
-from fleetplane.domains.edge.nodes.config_layers import ConfigLayers, Place, shown
+from fleetplane.domains.edge.nodes.config_layers import ConfigLayers, LayerPlace, shown
 from fleetplane.domains.edge.nodes.registry import Nodes
 from fleetplane.domains.edge.rest.common import NO_CONTENT, EdgeCall, actor, tenant
 from fleetplane.domains.edge.rest.shapes import ShownConfig
@@ -71,12 +71,12 @@ class ConfigRoutes:
         await self._layers.remove(self._place(call), actor=actor(call))
         return Answer(content=None)
 
-    def _place(self, call: EdgeCall) -> Place:
+    def _place(self, call: EdgeCall) -> LayerPlace:
         """Where the layer stands; another tenant's daemon is not there."""
         of, node_id = tenant(call), call.path.get("node_id", "").lower()
-        return Place(tenant=of, node_id=self._nodes.get(of, node_id).name if node_id else "")
+        return LayerPlace(tenant=of, node_id=self._nodes.get(of, node_id).name if node_id else "")
 
-    def _shown(self, place: Place, call: EdgeCall) -> ShownConfig:
+    def _shown(self, place: LayerPlace, call: EdgeCall) -> ShownConfig:
         told = foreign if self._may_write(call, tenant_scope(place.tenant)) else _masked
         layer = self._layers.get(place)
         merged = self._layers.merged(place.tenant, place.node_id)

@@ -11,7 +11,7 @@ from msgspec.structs import asdict
 
 from fleetplane.domains.edge.access import GROUPS_WRITE, HOSTS_READ
 from fleetplane.domains.edge.kinds import EdgeNode, tenant_of
-from fleetplane.domains.edge.nodes.groups import EdgeGroup, Groups
+from fleetplane.domains.edge.nodes.groups import EdgeGroup, EdgeGroups
 from fleetplane.domains.edge.nodes.registry import Nodes
 from fleetplane.domains.edge.rest import views
 from fleetplane.domains.edge.rest.common import CREATED, NO_CONTENT, EdgeCall, Manner, actor, tenant
@@ -42,7 +42,7 @@ class GroupPatch(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class GroupRoutes:
-    def __init__(self, *, groups: Groups, nodes: Nodes, manner: Manner) -> None:
+    def __init__(self, *, groups: EdgeGroups, nodes: Nodes, manner: Manner) -> None:
         self._groups = groups
         self._nodes = nodes
         self._manner = manner

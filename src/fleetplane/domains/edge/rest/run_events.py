@@ -8,7 +8,7 @@ from typing import assert_never
 from fleetplane.domains.edge.rest import views
 from fleetplane.domains.edge.runs.channel import EdgeRun
 from fleetplane.domains.edge.streams.call_encoding import decode_outcome, public_id
-from fleetplane.fleet.runs.events import Ended, Output, RunEvent, Started, TargetEnded, TargetStarted
+from fleetplane.fleet.runs.events import RunEnded, RunEvent, Started, TargetEnded, TargetOutput, TargetStarted
 from fleetplane.fleet.runs.records import RunState, TargetOutcome, outcome_of
 from fleetplane.kernel.commands import CommandTarget
 from fleetplane.web.streaming import event as block
@@ -30,24 +30,24 @@ def documented(run: EdgeRun, event: RunEvent | None) -> Iterator[bytes]:
             yield block("fleet_started", data, mark=event.mark)
         case TargetStarted():
             yield block("command_started", _about(run_id, event), mark=event.mark)
-        case Output():
+        case TargetOutput():
             chunk = views.chunk(event.stream, event.output)
             yield block("command_progress", {**_about(run_id, event), "chunk": chunk}, mark=event.mark)
         case TargetEnded(target=target):
             assert target.status is not None
             result = views.result(target, decode_outcome(target.status.result))
             yield block("command_result", {**_about(run_id, event), "result": result}, mark=event.mark)
-        case Ended():
+        case RunEnded():
             yield from _over(run, event)
         case _:
             assert_never(event)
 
 
-def _about(run_id: str, event: TargetStarted | Output | TargetEnded) -> dict[str, object]:
+def _about(run_id: str, event: TargetStarted | TargetOutput | TargetEnded) -> dict[str, object]:
     return {"node_id": event.name, "command_id": run_id}
 
 
-def _over(run: EdgeRun, event: Ended) -> Iterator[bytes]:
+def _over(run: EdgeRun, event: RunEnded) -> Iterator[bytes]:
     if event.state is RunState.HALTED:
         yield block("error", {"code": "Halted", "message": "too much failed; the rest was taken back"})
     yield block(
@@ -78,13 +78,13 @@ def shipped(run: EdgeRun, event: RunEvent | None) -> Iterator[bytes]:
             }
         case TargetStarted():
             kind, data = "NodeStarted", {**data, "node_id": event.name, "command_id": run_id}
-        case Output():
+        case TargetOutput():
             kind = "NodeProgress"
             data |= {"node_id": event.name, "stream": event.stream, "chunk": views.text(event.output)}
         case TargetEnded():
             kind = "NodeCompleted"
             data |= {"node_id": event.name, **_legacy(event.target)}
-        case Ended():
+        case RunEnded():
             if event.state is RunState.CANCELLED:
                 # Without a mark: whoever is cut off after it has not been told everything of this event.
                 yield block("", {"Cancelled": {"fleet_command_id": run_id}})

@@ -14,14 +14,14 @@ from fleetplane.web.rest.pages import CursorPage
 from fleetplane.web.rest.values import JsonObjectOrNull
 
 
-class Shape(msgspec.Struct, frozen=True, kw_only=True):
+class EdgeShape(msgspec.Struct, frozen=True, kw_only=True):
     """Part of an answer."""
 
 
 # Enrollment tokens.
 
 
-class IssuedToken(Shape, frozen=True, kw_only=True):
+class IssuedToken(EdgeShape, frozen=True, kw_only=True):
     token: str
     token_id: str
     expires_at: str
@@ -30,7 +30,7 @@ class IssuedToken(Shape, frozen=True, kw_only=True):
     command_hint: str
 
 
-class ShownToken(Shape, frozen=True, kw_only=True):
+class ShownToken(EdgeShape, frozen=True, kw_only=True):
     token_id: str
     tenant_id: str
     issued_to: str
@@ -51,7 +51,7 @@ class TokenPage(CursorPage[ShownToken], frozen=True, kw_only=True):
 # Daemons.
 
 
-class ShownCapabilities(Shape, frozen=True, kw_only=True):
+class ShownCapabilities(EdgeShape, frozen=True, kw_only=True):
     os: str
     arch: str
     local_tools: Sequence[str]
@@ -59,7 +59,7 @@ class ShownCapabilities(Shape, frozen=True, kw_only=True):
     labels: Mapping[str, str]
 
 
-class ShownHost(Shape, frozen=True, kw_only=True):
+class ShownHost(EdgeShape, frozen=True, kw_only=True):
     node_id: str
     id: str
     name: str
@@ -79,7 +79,7 @@ class ShownHost(Shape, frozen=True, kw_only=True):
     key_version: int
 
 
-class RecentCommand(Shape, frozen=True, kw_only=True):
+class RecentCommand(EdgeShape, frozen=True, kw_only=True):
     command_id: str
     tool: str
     dispatched_at: str
@@ -95,7 +95,7 @@ class HostPage(CursorPage[ShownHost], frozen=True, kw_only=True):
     """Daemons, oldest first."""
 
 
-class ShownMember(Shape, frozen=True, kw_only=True):
+class ShownMember(EdgeShape, frozen=True, kw_only=True):
     """A daemon as a member of something."""
 
     node_id: str
@@ -106,7 +106,7 @@ class ShownMember(Shape, frozen=True, kw_only=True):
 # Selectors, targets and groups.
 
 
-class LabelTerm(Shape, frozen=True, kw_only=True):
+class LabelTerm(EdgeShape, frozen=True, kw_only=True):
     """One condition on a label; exactly one of the fields is there."""
 
     Equals: Sequence[str] | UnsetType = UNSET
@@ -116,7 +116,7 @@ class LabelTerm(Shape, frozen=True, kw_only=True):
     """The label and its possible values."""
 
 
-class TagTerm(Shape, frozen=True, kw_only=True):
+class TagTerm(EdgeShape, frozen=True, kw_only=True):
     """One condition on tags; exactly one of the fields is there."""
 
     Has: str | UnsetType = UNSET
@@ -125,7 +125,7 @@ class TagTerm(Shape, frozen=True, kw_only=True):
     NoneOf: Sequence[str] | UnsetType = UNSET
 
 
-class ShownSelector(Shape, frozen=True, kw_only=True):
+class ShownSelector(EdgeShape, frozen=True, kw_only=True):
     os: str | None
     arch: str | None
     tools: Sequence[str]
@@ -134,7 +134,7 @@ class ShownSelector(Shape, frozen=True, kw_only=True):
     where: str | UnsetType = UNSET
 
 
-class ShownTarget(Shape, frozen=True, kw_only=True):
+class ShownTarget(EdgeShape, frozen=True, kw_only=True):
     """Who is meant; exactly one of the fields is there."""
 
     Node: str | UnsetType = UNSET
@@ -143,7 +143,7 @@ class ShownTarget(Shape, frozen=True, kw_only=True):
     All: UnsetType | None = UNSET
 
 
-class ShownGroup(Shape, frozen=True, kw_only=True):
+class ShownGroup(EdgeShape, frozen=True, kw_only=True):
     id: str
     name: str
     tenant_id: str
@@ -158,14 +158,14 @@ class GroupDetail(ShownGroup, frozen=True, kw_only=True):
     resolved_members: Sequence[ShownMember]
 
 
-class GroupList(Shape, frozen=True, kw_only=True):
+class GroupList(EdgeShape, frozen=True, kw_only=True):
     items: Sequence[ShownGroup]
 
 
 # Runs.
 
 
-class ShownPolicy(Shape, frozen=True, kw_only=True):
+class ShownPolicy(EdgeShape, frozen=True, kw_only=True):
     mode: str
     max_concurrency: int | None
     failure_policy: str
@@ -175,7 +175,7 @@ class ShownPolicy(Shape, frozen=True, kw_only=True):
     deliver_by_secs: float | None
 
 
-class ShownSummary(Shape, frozen=True, kw_only=True):
+class ShownSummary(EdgeShape, frozen=True, kw_only=True):
     """How many targets ended how; those that have not ended are counted while there are any."""
 
     ok: int
@@ -187,7 +187,7 @@ class ShownSummary(Shape, frozen=True, kw_only=True):
     pending: int | UnsetType = UNSET
 
 
-class ShownRun(Shape, frozen=True, kw_only=True):
+class ShownRun(EdgeShape, frozen=True, kw_only=True):
     fleet_command_id: str
     tool: str
     target: ShownTarget
@@ -207,7 +207,7 @@ class RunPage(CursorPage[ShownRun], frozen=True, kw_only=True):
     runs: Sequence[ShownRun]
 
 
-class NodeOfRun(Shape, frozen=True, kw_only=True):
+class NodeOfRun(EdgeShape, frozen=True, kw_only=True):
     """What became of one target."""
 
     node_id: str
@@ -227,13 +227,13 @@ class RunDetail(ShownRun, frozen=True, kw_only=True):
     skipped: Sequence[Skipped]
 
 
-class Preview(Shape, frozen=True, kw_only=True):
+class Preview(EdgeShape, frozen=True, kw_only=True):
     resolved: Sequence[ShownMember | str]
     """In the shipped shapes, ids only."""
     skipped: Sequence[Skipped]
 
 
-class Cancelled(Shape, frozen=True, kw_only=True):
+class Cancelled(EdgeShape, frozen=True, kw_only=True):
     fleet_command_id: str
     cancelled: int
     told_to_stop: int
@@ -243,7 +243,7 @@ class Cancelled(Shape, frozen=True, kw_only=True):
 # Configuration.
 
 
-class ShownLayer(Shape, frozen=True, kw_only=True):
+class ShownLayer(EdgeShape, frozen=True, kw_only=True):
     """The layer of everyone."""
 
     layer: JsonObjectOrNull
@@ -251,7 +251,7 @@ class ShownLayer(Shape, frozen=True, kw_only=True):
     version: str | None
 
 
-class ShownConfig(Shape, frozen=True, kw_only=True):
+class ShownConfig(EdgeShape, frozen=True, kw_only=True):
     """A layer, and what comes of all of them."""
 
     layer: JsonObjectOrNull
@@ -265,7 +265,7 @@ class ShownConfig(Shape, frozen=True, kw_only=True):
 # What concerns all tenants.
 
 
-class IssuedWorkerToken(Shape, frozen=True, kw_only=True):
+class IssuedWorkerToken(EdgeShape, frozen=True, kw_only=True):
     token: str
     node_id: str
     role: WorkerRole
@@ -273,7 +273,7 @@ class IssuedWorkerToken(Shape, frozen=True, kw_only=True):
     expires_at: str
 
 
-class ShownWorker(Shape, frozen=True, kw_only=True):
+class ShownWorker(EdgeShape, frozen=True, kw_only=True):
     node_id: str
     role: WorkerRole
     tenants: Sequence[str]
@@ -288,7 +288,7 @@ class WorkerPage(CursorPage[ShownWorker], frozen=True, kw_only=True):
     """Workers, oldest first."""
 
 
-class RevokedTenant(Shape, frozen=True, kw_only=True):
+class RevokedTenant(EdgeShape, frozen=True, kw_only=True):
     tenant_id: str
     revoked: int
     """How many daemons."""

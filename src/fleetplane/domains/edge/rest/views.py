@@ -18,9 +18,9 @@ from fleetplane.domains.edge.kinds import Capabilities, EdgeNode, Enrollment, No
 from fleetplane.domains.edge.nodes.groups import EdgeGroup
 from fleetplane.domains.edge.nodes.registry import shown_name
 from fleetplane.domains.edge.rest.shapes import (
+    EdgeShape,
     IssuedToken,
     NodeOfRun,
-    Shape,
     ShownCapabilities,
     ShownGroup,
     ShownHost,
@@ -38,10 +38,10 @@ from fleetplane.domains.edge.runs.channel import EdgeRun
 from fleetplane.domains.edge.streams.call_encoding import ToolOutcome, decode_outcome, public_id
 from fleetplane.fleet.runs.policy import RunPolicy
 from fleetplane.fleet.runs.records import RunState, Summary, TargetOutcome, outcome_of
-from fleetplane.kernel.commands import CommandTarget, State, state_of
+from fleetplane.kernel.commands import CommandState, CommandTarget, state_of
 from fleetplane.kernel.values.times import spelled, spelled_or_null
 
-S = TypeVar("S", bound=Shape)
+S = TypeVar("S", bound=EdgeShape)
 
 
 def invitation(made: Invitation, *, shipped: bool) -> IssuedToken:
@@ -198,7 +198,7 @@ def node_of_run(target: CommandTarget) -> NodeOfRun:
         node_id=target.name,
         command_id=public_id(target.spec.command),
         outcome=outcome_of(target),
-        code=kept.code or (target.status.detail if state_of(target) is State.FAILED else "") or None,
+        code=kept.code or (target.status.detail if state_of(target) is CommandState.FAILED else "") or None,
         message=target.status.detail or None,
         told_to_stop=target.status.told_to_stop,
         exit_code=kept.exit_code,

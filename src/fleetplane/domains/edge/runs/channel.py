@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 import msgspec
 
 from fleetplane.domains.edge.kinds import EdgeNode, tenant_of
-from fleetplane.domains.edge.nodes.groups import Groups
+from fleetplane.domains.edge.nodes.groups import EdgeGroups
 from fleetplane.domains.edge.runs import target_spellings as targets
-from fleetplane.domains.edge.runs.target_spellings import Target, TargetKind
+from fleetplane.domains.edge.runs.target_spellings import SpelledTarget, TargetKind
 from fleetplane.domains.edge.streams.call_encoding import (
     ANSWER_GRACE_SECONDS,
     ToolCall,
@@ -21,10 +21,10 @@ from fleetplane.domains.edge.streams.call_encoding import (
 )
 from fleetplane.domains.edge.streams.tallies import Tallies
 from fleetplane.fleet.runs import records
-from fleetplane.fleet.runs.channel import Issue, RunChannel, RunOrder
+from fleetplane.fleet.runs.channel import CommandIssue, RunChannel, RunOrder
 from fleetplane.fleet.runs.records import RunKind, RunSpec, RunStatus
 from fleetplane.fleet.runs.runs import Runs
-from fleetplane.fleet.runs.targets import Candidate, Skipped
+from fleetplane.fleet.runs.targets import Skipped, TargetCandidate
 from fleetplane.kernel.actors import who
 from fleetplane.kernel.commands import Commands, CommandTarget
 from fleetplane.kernel.errors import InvalidArgument, NotFound
@@ -37,7 +37,7 @@ ARGS_LIMIT_BYTES = 128 * 1024
 class EdgeRunSpec(RunSpec, frozen=True):
     """As it is stored: no field may be renamed."""
 
-    target: Target
+    target: SpelledTarget
     tool: str
     args_json: bytes
     security_context: str
@@ -56,8 +56,8 @@ class ToolRequest:
 
 
 EdgeRun: TypeAlias = records.Run[EdgeRunSpec]
-EdgeOrder: TypeAlias = RunOrder[Target, ToolRequest]
-EdgeRuns: TypeAlias = Runs[EdgeRunSpec, Target, ToolRequest]
+EdgeOrder: TypeAlias = RunOrder[SpelledTarget, ToolRequest]
+EdgeRuns: TypeAlias = Runs[EdgeRunSpec, SpelledTarget, ToolRequest]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ def encoded_args(args: Mapping[str, Any]) -> bytes:
     return msgspec.json.encode(args)
 
 
-class EdgeChannel(RunChannel[EdgeRunSpec, Target, ToolRequest]):
+class EdgeChannel(RunChannel[EdgeRunSpec, SpelledTarget, ToolRequest]):
     domain = "edge"
     kind = EDGE_RUN
     nobody = "no daemon that is meant can be reached"
@@ -85,7 +85,7 @@ class EdgeChannel(RunChannel[EdgeRunSpec, Target, ToolRequest]):
         self,
         *,
         ledger: Commands,
-        groups: Groups,
+        groups: EdgeGroups,
         nodes: NodesOf,
         check: Callable[[ToolCall], None] = lambda _: None,
     ) -> None:
@@ -98,7 +98,9 @@ class EdgeChannel(RunChannel[EdgeRunSpec, Target, ToolRequest]):
 
     # Who is meant.
 
-    def candidates(self, scope: str, target: Target) -> tuple[Sequence[Candidate], Sequence[Skipped]]:
+    def candidates(
+        self, scope: str, target: SpelledTarget
+    ) -> tuple[Sequence[TargetCandidate], Sequence[Skipped]]:
         tenant = tenant_of(scope)
         everyone = self._nodes.list(tenant)
         missing: list[Skipped] = []
@@ -126,7 +128,7 @@ class EdgeChannel(RunChannel[EdgeRunSpec, Target, ToolRequest]):
 
     # What is run.
 
-    def issue(self, order: EdgeOrder) -> Issue:
+    def issue(self, order: EdgeOrder) -> CommandIssue:
         asked, policy = order.call, order.policy
         if not asked.tool:
             raise InvalidArgument("must not be empty", field="tool")
@@ -141,7 +143,7 @@ class EdgeChannel(RunChannel[EdgeRunSpec, Target, ToolRequest]):
             deadline_seconds=policy.deadline_seconds,
         )
         self._check(call)
-        return Issue(
+        return CommandIssue(
             verb=asked.tool,
             payload=encode_call(call),
             repeatable=policy.wait,

@@ -14,7 +14,7 @@ import msgspec
 from fleetplane.domains.edge.kinds import Capabilities, Desired, EdgeNode, NodeState
 from fleetplane.domains.edge.runs import selectors
 from fleetplane.domains.edge.runs.selectors import Selector
-from fleetplane.fleet.runs.targets import Candidate, Skipped, SkipReason
+from fleetplane.fleet.runs.targets import Skipped, SkipReason, TargetCandidate
 from fleetplane.kernel.errors import InvalidArgument
 
 
@@ -25,27 +25,27 @@ class TargetKind(StrEnum):
     ALL = "All"
 
 
-class Target(msgspec.Struct, frozen=True, kw_only=True):
+class SpelledTarget(msgspec.Struct, frozen=True, kw_only=True):
     kind: TargetKind
     name: str = ""
     """Of the node or group: its id, or what it is called."""
     selector: Selector = Selector()
 
 
-def parse(text: str) -> Target:
+def parse(text: str) -> SpelledTarget:
     text = text.strip()
     if text.lower() == "all":
-        return Target(kind=TargetKind.ALL)
+        return SpelledTarget(kind=TargetKind.ALL)
     if text.startswith("@"):
-        return Target(kind=TargetKind.NODE, name=_name(text[1:]))
+        return SpelledTarget(kind=TargetKind.NODE, name=_name(text[1:]))
     if text.startswith("group:"):
-        return Target(kind=TargetKind.GROUP, name=_name(text.removeprefix("group:")))
+        return SpelledTarget(kind=TargetKind.GROUP, name=_name(text.removeprefix("group:")))
     if not text:
         raise InvalidArgument("is required; give @NODE, group:NAME, all or a selector", field="target")
-    return Target(kind=TargetKind.SELECTOR, selector=selectors.parse(text))
+    return SpelledTarget(kind=TargetKind.SELECTOR, selector=selectors.parse(text))
 
 
-def from_json(value: object) -> Target:
+def from_json(value: object) -> SpelledTarget:
     if isinstance(value, str):
         return parse(value)
     if not isinstance(value, dict) or len(value) != 1:
@@ -53,16 +53,16 @@ def from_json(value: object) -> Target:
     ((kind, inside),) = value.items()
     match kind, inside:
         case (TargetKind.ALL, None):
-            return Target(kind=TargetKind.ALL)
+            return SpelledTarget(kind=TargetKind.ALL)
         case (TargetKind.NODE | TargetKind.GROUP, str()):
-            return Target(kind=TargetKind(kind), name=_name(inside))
+            return SpelledTarget(kind=TargetKind(kind), name=_name(inside))
         case (TargetKind.SELECTOR, _):
-            return Target(kind=TargetKind.SELECTOR, selector=selectors.from_json(inside))
+            return SpelledTarget(kind=TargetKind.SELECTOR, selector=selectors.from_json(inside))
         case _:
             raise InvalidArgument("must be Node, Group, Selector or All, and one of them", field="target")
 
 
-def to_json(target: Target) -> object:
+def to_json(target: SpelledTarget) -> object:
     match target.kind:
         case TargetKind.ALL:
             return {"All": None}
@@ -101,9 +101,9 @@ def _fits(node: EdgeNode, selector: Selector) -> bool:
     return selector.matches(capabilities, node.spec.tags)
 
 
-def candidate(node: EdgeNode) -> Candidate:
+def candidate(node: EdgeNode) -> TargetCandidate:
     """A daemon that is meant."""
-    return Candidate(name=node.name, is_draining=node.spec.desired is not Desired.ACTIVE)
+    return TargetCandidate(name=node.name, is_draining=node.spec.desired is not Desired.ACTIVE)
 
 
 def words(state: NodeState) -> str:

@@ -14,9 +14,9 @@ from fleetplane.domains.edge.streams.connect_edge import EdgeStreams
 from fleetplane.domains.edge.streams.controller import EdgeController
 from fleetplane.domains.edge.streams.instructions import Pushes
 from fleetplane.domains.edge.streams.live import DaemonPresences
-from fleetplane.domains.edge.streams.sealing import Sealer
+from fleetplane.domains.edge.streams.sealing import StreamSealer
 from fleetplane.domains.edge.streams.tool_calls import Dispatcher, DispatchPolicy
-from fleetplane.domains.edge.streams.verification import SealPolicy, Verifier
+from fleetplane.domains.edge.streams.verification import SealPolicy, StreamVerifier
 from fleetplane.fleet.freeze import Freezes
 from fleetplane.fleet.streams.host import StreamPolicy
 from fleetplane.kernel.attention import Attention
@@ -56,9 +56,9 @@ class StreamSide:
         self._clock = clock
         self._attention = attention = attention or Attention(clock)
         self.sessions = Sessions(revocations)
-        sealer = Sealer(key, tokens, clock)
+        sealer = StreamSealer(key, tokens, clock)
         self.presences = DaemonPresences(sealer)
-        self.verifier = Verifier(tokens, store, clock, options.seal)
+        self.verifier = StreamVerifier(tokens, store, clock, options.seal)
         self.whereabouts = Whereabouts(store, clock, channel=CHANNEL)
         self.dispatcher = Dispatcher(
             store,

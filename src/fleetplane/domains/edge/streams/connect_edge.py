@@ -15,16 +15,16 @@ from collections.abc import AsyncIterator
 import structlog
 from google.protobuf.message import DecodeError
 
-from fleetplane.domains.edge.kinds import Desired, Dialect, EdgeNode, credential_name
+from fleetplane.domains.edge.kinds import Desired, EdgeNode, PayloadDialect, credential_name
 from fleetplane.domains.edge.streams import cut_results
 from fleetplane.domains.edge.streams.controller import ROTATED, EdgeController
 from fleetplane.domains.edge.streams.instructions import UNDRAINED, Pushes
 from fleetplane.domains.edge.streams.live import STREAM, DaemonPresences, LiveDaemon
 from fleetplane.domains.edge.streams.tool_calls import Dispatcher
-from fleetplane.domains.edge.streams.verification import Cause, Form, Verifier, refusal
+from fleetplane.domains.edge.streams.verification import RejectionCause, SealForm, StreamVerifier, refusal
 from fleetplane.domains.edge.wire import messages as wire
 from fleetplane.domains.edge.wire.envelope import EventKind
-from fleetplane.fleet.streams.host import STUCK, Ending, Entrance, StreamHost, StreamPolicy
+from fleetplane.fleet.streams.host import STUCK, Entrance, StreamEnding, StreamHost, StreamPolicy
 from fleetplane.gen.fleetplane.edge.v1 import tolerant_pb2
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import (
@@ -50,7 +50,7 @@ class EdgeStreams:
     def __init__(
         self,
         *,
-        verifier: Verifier,
+        verifier: StreamVerifier,
         presences: DaemonPresences,
         sessions: Sessions,
         controller: EdgeController,
@@ -105,7 +105,7 @@ class EdgeStreams:
         said = wire.decode_capabilities(hello.capabilities)
         capabilities = wire.capabilities_of(said)
         stated = wire.stated_dialect(_text(context, wire.DIALECT_FIELD.encode()))
-        shown = wire.dialect_of_hello(bearer=bearer is not None, short_form=seal.form is Form.SHORT)
+        shown = wire.dialect_of_hello(bearer=bearer is not None, short_form=seal.form is SealForm.SHORT)
 
         dialect = stated or shown or _last_dialect(node)
 
@@ -188,9 +188,9 @@ class EdgeStreams:
                 live.capabilities, live.unsaved = wire.capabilities_of(said), True
                 self._pushes.heard(live, said)
             case "hello":
-                raise refusal(Cause.SECOND_HELLO)
+                raise refusal(RejectionCause.SECOND_HELLO)
             case _:
-                raise refusal(Cause.MALFORMED, "the message is of no kind that is known")
+                raise refusal(RejectionCause.MALFORMED, "the message is of no kind that is known")
 
     async def _take_cut(self, live: LiveDaemon, raw: CutMessage) -> None:
         """An event that was too large to be taken as a whole. Only a result tells something by its beginning;
@@ -215,7 +215,7 @@ class EdgeStreams:
             self._dispatcher.progress(live, event.command_id, said)
             self._learn(live, dialect)
 
-    def _learn(self, live: LiveDaemon, dialect: Dialect | None, *, certain: bool = False) -> None:
+    def _learn(self, live: LiveDaemon, dialect: PayloadDialect | None, *, certain: bool = False) -> None:
         """Which dialect it speaks, if it did not say so itself.
 
         The shape of a result is certain. Output in the one dialect may look like a message of the other,
@@ -223,7 +223,7 @@ class EdgeStreams:
         """
         if dialect is None or live.states_dialect:
             return
-        if certain or dialect is Dialect.LEGACY:
+        if certain or dialect is PayloadDialect.LEGACY:
             live.dialect = dialect
 
     # Ending.
@@ -238,9 +238,9 @@ class EdgeStreams:
         happened = "edge.moved" if live.moved else "edge.disconnected"
         log.info(happened, node=live.node_id, tenant=live.tenant, reason=live.session.reason)
 
-    def ending(self, _live: LiveDaemon, reason: str, error: Exception | None) -> Ending[bytes]:
+    def ending(self, _live: LiveDaemon, reason: str, error: Exception | None) -> StreamEnding[bytes]:
         """A status alone: daemons know no message that says why."""
-        return Ending(error=error if error is not None else _status(reason))
+        return StreamEnding(error=error if error is not None else _status(reason))
 
 
 def _status(reason: str) -> Exception | None:
@@ -248,7 +248,7 @@ def _status(reason: str) -> Exception | None:
         case _ if reason == SUPERSEDED:
             return Conflict("superseded", hint="a newer stream of the same node was opened")
         case _ if reason == REVOKED:
-            return refusal(Cause.REVOKED)
+            return refusal(RejectionCause.REVOKED)
         case _ if reason == ROTATED:
             return Unauthenticated("the key was replaced", hint="come back with the new one")
         case _ if reason == STUCK:
@@ -262,10 +262,10 @@ def _status(reason: str) -> Exception | None:
 
 def _hello(raw: bytes | None) -> tolerant_pb2.Hello:
     if raw is None:
-        raise refusal(Cause.NOT_HELLO, "no hello came in time")
+        raise refusal(RejectionCause.NOT_HELLO, "no hello came in time")
     event = _parsed(raw)
     if event.WhichOneof("event") != "hello":
-        raise refusal(Cause.NOT_HELLO)
+        raise refusal(RejectionCause.NOT_HELLO)
     return event.hello
 
 
@@ -273,7 +273,7 @@ def _parsed(raw: bytes) -> tolerant_pb2.EdgeEvent:
     try:
         return tolerant_pb2.EdgeEvent.FromString(raw)
     except DecodeError as error:
-        raise refusal(Cause.MALFORMED) from error
+        raise refusal(RejectionCause.MALFORMED) from error
 
 
 def _bearer(context: CallContext) -> str | None:
@@ -281,7 +281,7 @@ def _bearer(context: CallContext) -> str | None:
     if shown is None:
         return None
     if shown[: len(BEARER)].lower() != BEARER:
-        raise refusal(Cause.BEARER, "authorization must be a bearer token")
+        raise refusal(RejectionCause.BEARER, "authorization must be a bearer token")
     return shown[len(BEARER) :].strip().decode("ascii", "replace")
 
 
@@ -290,6 +290,6 @@ def _text(context: CallContext, name: bytes) -> str | None:
     return value.decode("ascii", "replace") if value is not None else None
 
 
-def _last_dialect(node: EdgeNode) -> Dialect:
+def _last_dialect(node: EdgeNode) -> PayloadDialect:
     """What it spoke the last time, if nothing better is known."""
-    return node.status.dialect if node.status is not None else Dialect.DOCUMENTED
+    return node.status.dialect if node.status is not None else PayloadDialect.DOCUMENTED

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
-from fleetplane.domains.edge.kinds import Dialect
+from fleetplane.domains.edge.kinds import PayloadDialect
 from fleetplane.domains.edge.wire.messages import ResultOutcome, ToolResult
 from fleetplane.gen.fleetplane.edge.v1 import tolerant_pb2
 
@@ -28,11 +28,11 @@ class CutResult:
     event: tolerant_pb2.CommandResult
     """Envelope and command, without a result."""
     said: ToolResult
-    dialect: Dialect
+    dialect: PayloadDialect
 
 
 @dataclass(frozen=True, slots=True)
-class _Field:
+class _WireField:
     number: int
     kind: int
     value: int
@@ -66,7 +66,7 @@ def read(head: bytes, size: int) -> CutResult | None:
     return None
 
 
-def _outcome(head: bytes, result: _Field, size: int) -> tuple[ToolResult, Dialect]:
+def _outcome(head: bytes, result: _WireField, size: int) -> tuple[ToolResult, PayloadDialect]:
     mark = f"the result had {size} bytes and was cut"
     ok, exit_code = False, 0
     for found in _fields(head, result.value, result.end):
@@ -81,7 +81,7 @@ def _outcome(head: bytes, result: _Field, size: int) -> tuple[ToolResult, Dialec
                     message=mark,
                     code="" if outcome is ResultOutcome.OK else CUT,
                 )
-                return said, Dialect.DOCUMENTED
+                return said, PayloadDialect.DOCUMENTED
             break
         if found.kind != _VARINT:
             break
@@ -90,17 +90,17 @@ def _outcome(head: bytes, result: _Field, size: int) -> tuple[ToolResult, Dialec
         elif found.number == 2:
             exit_code = found.value - (1 << 64) if found.value >= 1 << 63 else found.value
     if ok:
-        return ToolResult(outcome=ResultOutcome.OK, exit_code=exit_code, message=mark), Dialect.LEGACY
+        return ToolResult(outcome=ResultOutcome.OK, exit_code=exit_code, message=mark), PayloadDialect.LEGACY
     why = "nonzero_exit" if exit_code else CUT
     said = ToolResult(outcome=ResultOutcome.ERROR, exit_code=exit_code or None, code=why, message=mark)
-    return said, Dialect.LEGACY
+    return said, PayloadDialect.LEGACY
 
 
-def _is_code(field: _Field) -> bool:
+def _is_code(field: _WireField) -> bool:
     return (field.number, field.kind) == (1, _VARINT)
 
 
-def _fields(data: bytes, at: int, end: int) -> Iterator[_Field]:
+def _fields(data: bytes, at: int, end: int) -> Iterator[_WireField]:
     """The fields of a message that may break off; ends where nothing more can be read."""
     end = min(end, 1 << 62)
     while at < min(end, len(data)):
@@ -112,10 +112,10 @@ def _fields(data: bytes, at: int, end: int) -> Iterator[_Field]:
         if value is None:
             return
         if kind == _VARINT:
-            yield _Field(number, kind, value, after)
+            yield _WireField(number, kind, value, after)
             at = after
         else:
-            yield _Field(number, kind, after, after + value)
+            yield _WireField(number, kind, after, after + value)
             at = after + value
 
 

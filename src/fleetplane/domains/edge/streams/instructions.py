@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import structlog
 
-from fleetplane.domains.edge.kinds import Desired, Dialect, EdgeNode, NodeSpec, daemon_scope
-from fleetplane.domains.edge.nodes.config_layers import ConfigLayers, Merged, version_of
+from fleetplane.domains.edge.kinds import Desired, EdgeNode, NodeSpec, PayloadDialect, daemon_scope
+from fleetplane.domains.edge.nodes.config_layers import ConfigLayers, MergedConfig, version_of
 from fleetplane.domains.edge.streams.live import DaemonPresences, LiveDaemon
 from fleetplane.domains.edge.wire import messages as wire
-from fleetplane.domains.edge.wire.messages import Status
+from fleetplane.domains.edge.wire.messages import ReportedStatus
 from fleetplane.fleet.freeze import Freezes
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
 from fleetplane.kernel.clock import Clock
@@ -38,7 +38,7 @@ SHUTDOWN_MARGIN_SECONDS = 5.0
 """Seconds beyond its grace period after which the stream of a daemon that should stop is ended."""
 REASON_LIMIT = 512
 
-_NOTHING = Merged(content=b"{}", version=version_of(b"{}"))
+_NOTHING = MergedConfig(content=b"{}", version=version_of(b"{}"))
 
 
 class Pushes:
@@ -83,7 +83,7 @@ class Pushes:
             if refused:
                 live.config_pushed, live.config_refused = "", ""
             return
-        if live.dialect is Dialect.LEGACY and not live.idle:
+        if live.dialect is PayloadDialect.LEGACY and not live.idle:
             return  # it does not read while it works; sent as soon as it has answered
         command = wire.push_config(live.dialect, version=wanted.version, document=wanted.content)
         if self._presences.put(live, command.SerializeToString()):
@@ -104,18 +104,18 @@ class Pushes:
 
     # Being told.
 
-    def told(self, live: LiveDaemon, about: str, status: Status | None) -> bool:
+    def told(self, live: LiveDaemon, about: str, status: ReportedStatus | None) -> bool:
         """Take a daemon's word that it did as told; False if that was about something else."""
         match status:
-            case Status(state="config-applied") if about == live.config_pushed:
+            case ReportedStatus(state="config-applied") if about == live.config_pushed:
                 live.config_version, live.unsaved = about, True
-            case Status(state="config-refused") if about == live.config_pushed:
+            case ReportedStatus(state="config-refused") if about == live.config_pushed:
                 live.config_refused = status.message[:REASON_LIMIT] or "it did not say why"
                 live.config_refused_ns, live.unsaved = self._clock.now_ns(), True
                 log.warning("edge.config_refused", node=live.node_id, version=about, reason=status.message)
-            case Status(state="drained") if about == DRAIN:
+            case ReportedStatus(state="drained") if about == DRAIN:
                 live.drained = True
-            case Status(state="draining") if about == DRAIN:
+            case ReportedStatus(state="draining") if about == DRAIN:
                 pass
             case _:
                 return False

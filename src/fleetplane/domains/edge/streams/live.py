@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from fleetplane.domains.edge.kinds import Capabilities, Dialect
+from fleetplane.domains.edge.kinds import Capabilities, PayloadDialect
 from fleetplane.domains.edge.nodes.states import DaemonSighting
 from fleetplane.domains.edge.streams.call_encoding import TAIL_BYTES
-from fleetplane.domains.edge.streams.sealing import Sealer
+from fleetplane.domains.edge.streams.sealing import StreamSealer
 from fleetplane.domains.edge.streams.verification import Seal
 from fleetplane.fleet.streams.presence import Flight, Live, Presences
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
@@ -19,7 +19,7 @@ from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
 STREAM = "edge"
 
 
-class Tail:
+class StreamTail:
     """The end of a stream of bytes."""
 
     __slots__ = ("_kept", "dropped")
@@ -41,8 +41,8 @@ class Tail:
 class ToolFlight(Flight):
     """A command that a daemon has, and what it has said of it."""
 
-    stdout: Tail = field(default_factory=Tail)
-    stderr: Tail = field(default_factory=Tail)
+    stdout: StreamTail = field(default_factory=StreamTail)
+    stderr: StreamTail = field(default_factory=StreamTail)
     live_bytes: int = 0
     """Passed on to those who look on."""
 
@@ -52,7 +52,7 @@ class LiveDaemon(Live[bytes, ToolFlight]):
     """One open stream of one daemon."""
 
     seal: Seal
-    dialect: Dialect
+    dialect: PayloadDialect
     states_dialect: bool = False
     """The daemon has declared its dialect."""
     capabilities: Capabilities
@@ -114,7 +114,7 @@ class LiveDaemon(Live[bytes, ToolFlight]):
 class DaemonPresences(Presences[LiveDaemon]):
     """All daemons that have a stream open."""
 
-    def __init__(self, sealer: Sealer) -> None:
+    def __init__(self, sealer: StreamSealer) -> None:
         super().__init__()
         self._sealer = sealer
 
@@ -123,7 +123,7 @@ class DaemonPresences(Presences[LiveDaemon]):
     def is_connected(self, node_id: str) -> bool:
         return self.get(node_id) is not None
 
-    def dialect(self, node_id: str) -> Dialect | None:
+    def dialect(self, node_id: str) -> PayloadDialect | None:
         live = self.get(node_id)
         return live.dialect if live is not None else None
 

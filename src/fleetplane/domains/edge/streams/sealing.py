@@ -28,7 +28,7 @@ TOKEN_MARGIN_SECONDS = 60.0
 MS = 1_000_000
 
 
-class ServerKey(Protocol):
+class SealingKey(Protocol):
     """The key by which daemons know this server."""
 
     def sign(self, payload: bytes) -> bytes: ...
@@ -41,8 +41,8 @@ class UserTokens(Protocol):
         """A token of three segments that names who wants a command done."""
 
 
-class Sealer:
-    def __init__(self, key: ServerKey, users: UserTokens, clock: Clock) -> None:
+class StreamSealer:
+    def __init__(self, key: SealingKey, users: UserTokens, clock: Clock) -> None:
         self._key = key
         self._users = users
         self._clock = clock

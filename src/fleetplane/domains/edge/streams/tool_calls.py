@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import msgspec
 import structlog
 
-from fleetplane.domains.edge.kinds import Dialect
+from fleetplane.domains.edge.kinds import PayloadDialect
 from fleetplane.domains.edge.nodes.registry import found_node
 from fleetplane.domains.edge.streams.call_encoding import (
     ANSWER_GRACE_SECONDS,
@@ -30,13 +30,13 @@ from fleetplane.domains.edge.streams.call_encoding import (
 )
 from fleetplane.domains.edge.streams.cut_results import CutResult
 from fleetplane.domains.edge.streams.live import DaemonPresences, LiveDaemon, ToolFlight
-from fleetplane.domains.edge.streams.sealing import Sealer, decoded_args
+from fleetplane.domains.edge.streams.sealing import StreamSealer, decoded_args
 from fleetplane.domains.edge.wire import messages as wire
-from fleetplane.domains.edge.wire.messages import Channel, Progress, ResultOutcome, ToolResult
+from fleetplane.domains.edge.wire.messages import CommandProgress, OutputChannel, ResultOutcome, ToolResult
 from fleetplane.fleet.streams.courier import StreamCourier
 from fleetplane.gen.fleetplane.edge.v1 import tolerant_pb2
 from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.commands import Command, CommandLimits, Commands, State
+from fleetplane.kernel.commands import Command, CommandLimits, Commands, CommandState
 from fleetplane.kernel.errors import InvalidArgument
 from fleetplane.kernel.presence import Whereabouts
 from fleetplane.kernel.store import Store
@@ -54,14 +54,14 @@ DEADLINE_LIMIT_SECONDS = 23 * 3600.0
 PROTOCOL_ERROR = "protocol_error"
 DISCONNECTED = "edge_disconnected"
 
-Onlooker = Callable[[str, str, Progress], None]
+Onlooker = Callable[[str, str, CommandProgress], None]
 """Called with the node's id, the command's id in the ledger, and the output."""
 
 _STATES = {
-    ResultOutcome.OK: State.OK,
-    ResultOutcome.ERROR: State.FAILED,
-    ResultOutcome.TIMED_OUT: State.TIMED_OUT,
-    ResultOutcome.CANCELLED: State.CANCELLED,
+    ResultOutcome.OK: CommandState.OK,
+    ResultOutcome.ERROR: CommandState.FAILED,
+    ResultOutcome.TIMED_OUT: CommandState.TIMED_OUT,
+    ResultOutcome.CANCELLED: CommandState.CANCELLED,
 }
 
 
@@ -75,8 +75,8 @@ class DispatchPolicy:
     live_bytes: int = 8 * 1024 * 1024
     """Of one command's output, passed on while it runs; beyond that only its end is kept."""
 
-    def room(self, dialect: Dialect) -> int:
-        return self.legacy_in_flight if dialect is Dialect.LEGACY else self.in_flight
+    def room(self, dialect: PayloadDialect) -> int:
+        return self.legacy_in_flight if dialect is PayloadDialect.LEGACY else self.in_flight
 
     def run_for_seconds(self, deadline_seconds: float) -> float:
         """How long the ledger should wait for a daemon's word."""
@@ -90,7 +90,7 @@ class Dispatcher:
         clock: Clock,
         *,
         presences: DaemonPresences,
-        sealer: Sealer,
+        sealer: StreamSealer,
         policy: DispatchPolicy,
         limits: CommandLimits | None = None,
         whereabouts: Whereabouts | None = None,
@@ -146,9 +146,9 @@ class Dispatcher:
 
     def stops(self, target: str) -> bool:
         """Whether a daemon can stop a running command; the first generation reads the request too late."""
-        return self._dialect(target) is not Dialect.LEGACY
+        return self._dialect(target) is not PayloadDialect.LEGACY
 
-    def _dialect(self, node_id: str) -> Dialect | None:
+    def _dialect(self, node_id: str) -> PayloadDialect | None:
         """By its stream, if that is here, else by what is written down of the last one."""
         here = self._presences.dialect(node_id)
         if here is not None or not self._store.shared:
@@ -186,13 +186,13 @@ class Dispatcher:
 
     # Streams that open and end.
 
-    async def settle(self, node_id: str, dialect: Dialect) -> None:
+    async def settle(self, node_id: str, dialect: PayloadDialect) -> None:
         """Before a stream is open: what an earlier one, or an earlier server, had sent is not on this one.
 
         It waits to be sent again to those who would recognise it. What cannot be repeated, and was sent by a
         server that died with its stream, is lost by now: nobody else would say so.
         """
-        if dialect is Dialect.LEGACY or self.ledger.shared:
+        if dialect is PayloadDialect.LEGACY or self.ledger.shared:
             await self.lost(node_id, dialect)
         await self.ledger.renewed(node_id)
 
@@ -200,26 +200,26 @@ class Dispatcher:
         """Send what waits."""
         await self.ledger.room(live.node_id)
 
-    async def lost(self, node_id: str, dialect: Dialect, *, session: int | None = None) -> None:
+    async def lost(self, node_id: str, dialect: PayloadDialect, *, session: int | None = None) -> None:
         """Daemons in the field would do twice what they are sent twice, so they are not."""
-        recognises = dialect is not Dialect.LEGACY
+        recognises = dialect is not PayloadDialect.LEGACY
         await self.ledger.lost(node_id, session=session, detail=DISCONNECTED, recognises=recognises)
 
     async def ended_elsewhere(self, node_id: str, session: int) -> None:
         """The server that had this session of a daemon is gone."""
-        await self.lost(node_id, self._dialect(node_id) or Dialect.DOCUMENTED, session=session)
+        await self.lost(node_id, self._dialect(node_id) or PayloadDialect.DOCUMENTED, session=session)
 
     # What daemons say.
 
     async def result(
         self, live: LiveDaemon, event: tolerant_pb2.CommandResult, *, cut: CutResult | None = None
-    ) -> Dialect | None:
+    ) -> PayloadDialect | None:
         """Take a result; which dialect it was in, if that could be told. `cut`: all that is there of it."""
         command = ledger_id(event.command_id)
         if command is None:
             self.ignored += 1
             return None
-        dialect: Dialect | None = None
+        dialect: PayloadDialect | None = None
         try:
             said, dialect = (cut.said, cut.dialect) if cut is not None else wire.decode_result(event.result)
         except InvalidArgument as error:
@@ -233,7 +233,7 @@ class Dispatcher:
             await self.ledger.room(node_id)
         return dialect
 
-    def progress(self, live: LiveDaemon, command_id: str, said: Progress) -> None:
+    def progress(self, live: LiveDaemon, command_id: str, said: CommandProgress) -> None:
         command: str | None = command_id.replace("-", "")
         if command not in live.flights:  # not as we write it
             command = ledger_id(command_id)
@@ -241,9 +241,9 @@ class Dispatcher:
         if command is None or flight is None:
             self.ignored += 1
             return
-        if said.stream is Channel.STDOUT:
+        if said.stream is OutputChannel.STDOUT:
             flight.stdout.add(said.data)
-        elif said.stream is Channel.STDERR:
+        elif said.stream is OutputChannel.STDERR:
             flight.stderr.add(said.data)
         flight.live_bytes += len(said.data)
         if flight.live_bytes <= self.policy.live_bytes:

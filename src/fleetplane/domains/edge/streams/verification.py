@@ -1,7 +1,7 @@
 """Whether an event on a stream is what it claims to be.
 
 Every event carries an envelope: a token of ours, a payload, and the node's signature over it. An
-event is believed if all of this holds, and each way to fail has a name (`Cause`):
+event is believed if all of this holds, and each way to fail has a name (`RejectionCause`):
 
     the token is ours, in time, not blacklisted, and of the tenant that owns the node
     it is of the node whose stream it is
@@ -11,7 +11,7 @@ event is believed if all of this holds, and each way to fail has a name (`Cause`
     the payload vouches for the rest of the event
 
 How much of an event its payload vouches for depends on who made the daemon. Its hello tells, and holds
-for the whole stream (`Form`): whoever signs in full once is held to it. A payload in a layout that is not
+for the whole stream (`SealForm`): whoever signs in full once is held to it. A payload in a layout that is not
 that of `envelope` does not say what it was signed for, and is refused; a policy that is not strict takes
 it on streams that began so, if it names the stream and comes for the first time.
 
@@ -67,7 +67,7 @@ OUTPUT_SAMPLE = 32
 """One line of output in so many has its signature checked, of daemons that send one by one."""
 
 
-class Form(StrEnum):
+class SealForm(StrEnum):
     """What the payloads of a stream vouch for."""
 
     FULL = "full"
@@ -78,7 +78,7 @@ class Form(StrEnum):
     """In a layout of the daemon's own."""
 
 
-class Cause(StrEnum):
+class RejectionCause(StrEnum):
     """Why an event was rejected; in `details["cause"]` of the error, and a label of its metric."""
 
     MALFORMED = "malformed"
@@ -104,32 +104,35 @@ class Cause(StrEnum):
     REPLAYED = "replayed"
 
 
-_REFUSALS: Mapping[Cause, tuple[type[FleetplaneError], str]] = {
-    Cause.MALFORMED: (InvalidArgument, "the message cannot be read"),
-    Cause.NOT_HELLO: (InvalidArgument, "the first message must be a hello"),
-    Cause.SECOND_HELLO: (InvalidArgument, "a stream begins with one hello, and has no other"),
-    Cause.NO_ENVELOPE: (InvalidArgument, "the message has no envelope"),
-    Cause.TOKEN: (Unauthenticated, "the token is not one of ours"),
-    Cause.EXPIRED: (Unauthenticated, "the token has expired"),
-    Cause.BLACKLISTED: (Unauthenticated, "the token was replaced or revoked"),
-    Cause.UNKNOWN_NODE: (NotFound, "the node is not enrolled"),
-    Cause.REVOKED: (FailedPrecondition, "the node was revoked"),
-    Cause.TENANT: (PermissionDenied, "the token is of another tenant than the node"),
-    Cause.BEARER: (Unauthenticated, "the token of the call and of the hello are not of the same node"),
-    Cause.NODE: (Unauthenticated, "the envelope is of another node than its stream"),
-    Cause.KEY: (Unauthenticated, "the token is bound to a key that is not the node's"),
-    Cause.SIGNATURE: (Unauthenticated, "the signature is wrong"),
-    Cause.NOT_CANONICAL: (Unauthenticated, "the signed payload does not say what it is about"),
-    Cause.KIND: (Unauthenticated, "the envelope is of another kind of event"),
-    Cause.STREAM: (Unauthenticated, "the envelope is of another stream"),
-    Cause.STALE: (Unauthenticated, "the envelope's time is too far from now"),
-    Cause.BACKWARDS: (Unauthenticated, "the envelope is older than what came before it"),
-    Cause.CONTENT: (Unauthenticated, "the envelope does not vouch for this message"),
-    Cause.REPLAYED: (Unauthenticated, "the hello was used before"),
+_REFUSALS: Mapping[RejectionCause, tuple[type[FleetplaneError], str]] = {
+    RejectionCause.MALFORMED: (InvalidArgument, "the message cannot be read"),
+    RejectionCause.NOT_HELLO: (InvalidArgument, "the first message must be a hello"),
+    RejectionCause.SECOND_HELLO: (InvalidArgument, "a stream begins with one hello, and has no other"),
+    RejectionCause.NO_ENVELOPE: (InvalidArgument, "the message has no envelope"),
+    RejectionCause.TOKEN: (Unauthenticated, "the token is not one of ours"),
+    RejectionCause.EXPIRED: (Unauthenticated, "the token has expired"),
+    RejectionCause.BLACKLISTED: (Unauthenticated, "the token was replaced or revoked"),
+    RejectionCause.UNKNOWN_NODE: (NotFound, "the node is not enrolled"),
+    RejectionCause.REVOKED: (FailedPrecondition, "the node was revoked"),
+    RejectionCause.TENANT: (PermissionDenied, "the token is of another tenant than the node"),
+    RejectionCause.BEARER: (
+        Unauthenticated,
+        "the token of the call and of the hello are not of the same node",
+    ),
+    RejectionCause.NODE: (Unauthenticated, "the envelope is of another node than its stream"),
+    RejectionCause.KEY: (Unauthenticated, "the token is bound to a key that is not the node's"),
+    RejectionCause.SIGNATURE: (Unauthenticated, "the signature is wrong"),
+    RejectionCause.NOT_CANONICAL: (Unauthenticated, "the signed payload does not say what it is about"),
+    RejectionCause.KIND: (Unauthenticated, "the envelope is of another kind of event"),
+    RejectionCause.STREAM: (Unauthenticated, "the envelope is of another stream"),
+    RejectionCause.STALE: (Unauthenticated, "the envelope's time is too far from now"),
+    RejectionCause.BACKWARDS: (Unauthenticated, "the envelope is older than what came before it"),
+    RejectionCause.CONTENT: (Unauthenticated, "the envelope does not vouch for this message"),
+    RejectionCause.REPLAYED: (Unauthenticated, "the hello was used before"),
 }
 
 
-def refusal(cause: Cause, text: str = "") -> FleetplaneError:
+def refusal(cause: RejectionCause, text: str = "") -> FleetplaneError:
     kind, message = _REFUSALS[cause]
     return kind(text or message, details={"cause": cause})
 
@@ -167,7 +170,7 @@ class Seal:
     token_id: str
     """Of the token that the last event came with."""
     newest_ms: int
-    form: Form = Form.FULL
+    form: SealForm = SealForm.FULL
     hello_ms: int = 0
     """The time that its hello was signed with; 0 if it does not say."""
     extended_until_ns: int = 0
@@ -186,7 +189,7 @@ class Seal:
     """Digests of payloads that say nothing of their time, each of which counts once."""
 
 
-class Tokens(Protocol):
+class StreamTokens(Protocol):
     def verify_node(
         self, token: str, *, allow_expired: bool = False, allow_blacklisted: bool = False
     ) -> NodeClaims: ...
@@ -194,8 +197,8 @@ class Tokens(Protocol):
     def is_blacklisted(self, jti: str) -> bool: ...
 
 
-class Verifier:
-    def __init__(self, tokens: Tokens, store: Store, clock: Clock, policy: SealPolicy) -> None:
+class StreamVerifier:
+    def __init__(self, tokens: StreamTokens, store: Store, clock: Clock, policy: SealPolicy) -> None:
         self._tokens = tokens
         self._store = store
         self._clock = clock
@@ -204,7 +207,7 @@ class Verifier:
         self._began_ms = clock.now_ns() // MS
         self._hellos: OrderedDict[bytes, int] = OrderedDict()
         """Payloads of first messages, and when they are too old to be taken anyway."""
-        self.refused: dict[Cause, int] = dict.fromkeys(Cause, 0)
+        self.refused: dict[RejectionCause, int] = dict.fromkeys(RejectionCause, 0)
 
     # The first message.
 
@@ -216,11 +219,11 @@ class Verifier:
         shown = _envelope(hello)
         claims = self._token(shown.node_security_token)
         if bearer is not None and self._token(bearer).node_id != claims.node_id:
-            raise refusal(Cause.BEARER)
+            raise refusal(RejectionCause.BEARER)
         node = self._record(claims)
         self._in_time(claims, node.spec)
         if self._tokens.is_blacklisted(claims.jti):
-            raise refusal(Cause.BLACKLISTED)
+            raise refusal(RejectionCause.BLACKLISTED)
         seal = Seal(
             node_id=claims.node_id,
             tenant=claims.tenant,
@@ -229,7 +232,7 @@ class Verifier:
             newest_ms=0,
         )
         if not _bound(claims, node.spec.public_key):
-            raise refusal(Cause.KEY)
+            raise refusal(RejectionCause.KEY)
         self._check_signature(seal, node.spec.public_key, shown)
         seal.form = self._form(shown.payload)
         signed = self._check_payload(seal, EventKind.HELLO, hello, shown.payload)
@@ -244,18 +247,18 @@ class Verifier:
         try:
             claims = self._tokens.verify_node(token, allow_expired=True, allow_blacklisted=True)
         except Unauthenticated as error:
-            raise refusal(Cause.TOKEN, error.message) from error
+            raise refusal(RejectionCause.TOKEN, error.message) from error
         if claims.role != EDGE_ROLE:
-            raise refusal(Cause.TOKEN, "the token is not an edge daemon's")
+            raise refusal(RejectionCause.TOKEN, "the token is not an edge daemon's")
         return claims
 
     def _record(self, claims: NodeClaims) -> EdgeNode:
         node = self._store.get(EDGE_NODE, tenant_scope(claims.tenant), claims.node_id)
         if node is None:
             owner = self._store.claimed_by(EDGE_NODE, "", NODE_CLAIM, claims.node_id)
-            raise refusal(Cause.UNKNOWN_NODE if owner is None else Cause.TENANT)
+            raise refusal(RejectionCause.UNKNOWN_NODE if owner is None else RejectionCause.TENANT)
         if node.spec.revoked_at_ns is not None:
-            raise refusal(Cause.REVOKED)
+            raise refusal(RejectionCause.REVOKED)
         return node
 
     def _in_time(self, claims: NodeClaims, spec: NodeSpec) -> None:
@@ -263,42 +266,42 @@ class Verifier:
         # One that is over is good for nothing unless it is the latest: the blacklist forgets those.
         tolerated_ns = self._policy.expired_seconds * 1e9 if claims.jti == spec.token_id else 0.0
         if late_ns >= tolerated_ns:
-            raise refusal(Cause.EXPIRED)
+            raise refusal(RejectionCause.EXPIRED)
 
-    def _form(self, payload: bytes) -> Form:
+    def _form(self, payload: bytes) -> SealForm:
         signed = envelope.parse(payload)
         if signed is None:
             if self._policy.strict:
-                raise refusal(Cause.NOT_CANONICAL)
-            return Form.OPEN
+                raise refusal(RejectionCause.NOT_CANONICAL)
+            return SealForm.OPEN
         if signed.inner:
-            return Form.FULL
+            return SealForm.FULL
         if not self._policy.first_generation:
-            raise refusal(Cause.CONTENT, "the envelope does not vouch for the capabilities")
-        return Form.SHORT
+            raise refusal(RejectionCause.CONTENT, "the envelope does not vouch for the capabilities")
+        return SealForm.SHORT
 
     def _take_once(self, node: EdgeNode, seal: Seal, payload: bytes) -> None:
         """Refuse a hello that was used before: a recorded one cannot be replayed."""
         now_ms = self._clock.now_ns() // MS
         if node.status is not None and (
             seal.stream_id == node.status.stream_id
-            if seal.form is Form.OPEN
+            if seal.form is SealForm.OPEN
             else seal.hello_ms < self._began_ms and seal.hello_ms <= node.status.hello_ms
         ):
-            raise refusal(Cause.REPLAYED)
+            raise refusal(RejectionCause.REPLAYED)
         while self._hellos:
             oldest, until_ms = next(iter(self._hellos.items()))
             if until_ms > now_ms and len(self._hellos) < REPLAYS_LIMIT:
                 break
             del self._hellos[oldest]
         if payload in self._hellos:
-            raise refusal(Cause.REPLAYED)
+            raise refusal(RejectionCause.REPLAYED)
         self._hellos[payload] = (seal.hello_ms or NEVER_MS) + self._skew_ms
 
     def replayed(self) -> FleetplaneError:
         """The refusal of a hello that another server has accepted, or a later one."""
-        self.refused[Cause.REPLAYED] += 1
-        return refusal(Cause.REPLAYED)
+        self.refused[RejectionCause.REPLAYED] += 1
+        return refusal(RejectionCause.REPLAYED)
 
     # All others.
 
@@ -313,7 +316,7 @@ class Verifier:
         alter the result. One line in `OUTPUT_SAMPLE`, picked by chance, and the first of each command have
         their signature checked; token, kind, node, stream, time and content are looked at in every line.
         """
-        if self._policy.output_checked or seal.form is not Form.SHORT or not self._passes(seal, event):
+        if self._policy.output_checked or seal.form is not SealForm.SHORT or not self._passes(seal, event):
             self.event(seal, EventKind.COMMAND_PROGRESS, event)
 
     def _passes(self, seal: Seal, event: tolerant_pb2.CommandProgress) -> bool:
@@ -353,9 +356,9 @@ class Verifier:
         token = shown.node_security_token
         claims = seal._claims if token == seal._token and seal._claims is not None else self._token(token)
         if claims.node_id != seal.node_id:
-            raise refusal(Cause.NODE)
+            raise refusal(RejectionCause.NODE)
         if claims.tenant != seal.tenant:
-            raise refusal(Cause.TENANT)
+            raise refusal(RejectionCause.TENANT)
         node = self._record(claims)
         self._check_signature(seal, self._key_for(seal, node.spec, claims), shown)
         signed = self._check_payload(seal, kind, event, shown.payload)
@@ -376,11 +379,11 @@ class Verifier:
             for key in (former.public_key, spec.public_key):
                 if _bound(claims, key):
                     return key
-            raise refusal(Cause.KEY)
+            raise refusal(RejectionCause.KEY)
         if self._tokens.is_blacklisted(claims.jti):
-            raise refusal(Cause.BLACKLISTED)
+            raise refusal(RejectionCause.BLACKLISTED)
         if not _bound(claims, spec.public_key):
-            raise refusal(Cause.KEY)
+            raise refusal(RejectionCause.KEY)
         return spec.public_key
 
     # What both share.
@@ -392,14 +395,14 @@ class Verifier:
         try:
             held[1].verify(shown.signature, shown.payload)
         except InvalidSignature as error:
-            raise refusal(Cause.SIGNATURE) from error
+            raise refusal(RejectionCause.SIGNATURE) from error
         seal._key = held
 
     def _check_payload(self, seal: Seal, kind: EventKind, event: Event, payload: bytes) -> Canonical | None:
         signed = envelope.parse(payload)
         if signed is None:
-            if seal.form is not Form.OPEN or self._policy.strict:
-                raise refusal(Cause.NOT_CANONICAL)
+            if seal.form is not SealForm.OPEN or self._policy.strict:
+                raise refusal(RejectionCause.NOT_CANONICAL)
             _take_open(seal, payload)
             return None
         cause = mismatch(
@@ -415,35 +418,37 @@ class Verifier:
         except FleetplaneError as error:
             cause = error.details.get("cause")
             if cause in self.refused:
-                self.refused[Cause(cause)] += 1
+                self.refused[RejectionCause(cause)] += 1
             raise
 
 
 def mismatch(
     signed: Canonical, event: Event, *, kind: EventKind, seal: Seal, now_ms: int, skew_ms: int
-) -> Cause | None:
+) -> RejectionCause | None:
     """What a payload says otherwise than the event that carries it. Pure."""
     if signed.kind is not kind:
-        return Cause.KIND
+        return RejectionCause.KIND
     if signed.node_id != seal.node_id:
-        return Cause.NODE
+        return RejectionCause.NODE
     if signed.stream_id != seal.stream_id:
-        return Cause.STREAM
+        return RejectionCause.STREAM
     if abs(signed.timestamp_ms - now_ms) > skew_ms:
-        return Cause.STALE
+        return RejectionCause.STALE
     if signed.timestamp_ms < seal.newest_ms - skew_ms:
-        return Cause.BACKWARDS
-    return None if _covers(signed.inner, event, in_full=seal.form is Form.FULL) else Cause.CONTENT
+        return RejectionCause.BACKWARDS
+    return (
+        None if _covers(signed.inner, event, in_full=seal.form is SealForm.FULL) else RejectionCause.CONTENT
+    )
 
 
 def _take_open(seal: Seal, payload: bytes) -> None:
     """A payload in a layout of the daemon's own: of this stream and no other, and each of them once."""
     named = seal.stream_id.encode() in payload or uuid.UUID(seal.stream_id).bytes in payload
     if not named:
-        raise refusal(Cause.STREAM)
+        raise refusal(RejectionCause.STREAM)
     digest = hashlib.sha256(payload).digest()
     if digest in seal._seen:
-        raise refusal(Cause.REPLAYED, "the envelope was used before")
+        raise refusal(RejectionCause.REPLAYED, "the envelope was used before")
     seal._seen[digest] = None
     if len(seal._seen) > OPEN_LIMIT:
         seal._seen.popitem(last=False)
@@ -465,7 +470,7 @@ def _covers(inner: bytes, event: Event, *, in_full: bool) -> bool:
 
 def _envelope(event: Event) -> pb.SealNodeEnvelope:
     if not event.HasField("envelope"):
-        raise refusal(Cause.NO_ENVELOPE)
+        raise refusal(RejectionCause.NO_ENVELOPE)
     return event.envelope
 
 

@@ -22,7 +22,7 @@ from google.protobuf.struct_pb2 import Struct
 from google.protobuf.unknown_fields import UnknownFieldSet
 from google.protobuf.wrappers_pb2 import BytesValue, StringValue
 
-from fleetplane.domains.edge.kinds import Capabilities, Dialect, NodeResources
+from fleetplane.domains.edge.kinds import Capabilities, NodeResources, PayloadDialect
 from fleetplane.domains.edge.wire import envelope
 from fleetplane.domains.edge.wire.protobuf_types import duration_of, mapping_of, seconds_of, struct_of
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
@@ -66,42 +66,42 @@ class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
     duration_seconds: float | None = None
 
 
-class Channel(StrEnum):
+class OutputChannel(StrEnum):
     STDOUT = "stdout"
     STDERR = "stderr"
     STATUS = "status"
 
 
-class Status(msgspec.Struct, frozen=True, kw_only=True):
+class ReportedStatus(msgspec.Struct, frozen=True, kw_only=True):
     state: str = ""
     message: str = ""
     percent: float = 0.0
 
 
-class Progress(msgspec.Struct, frozen=True, kw_only=True):
+class CommandProgress(msgspec.Struct, frozen=True, kw_only=True):
     """Something that came out of a running command."""
 
-    stream: Channel
+    stream: OutputChannel
     data: bytes = b""
     sequence: int | None = None
     """Of all chunks of a command, or of one of its streams, as the dialect has it; None if not told."""
-    status: Status | None = None
+    status: ReportedStatus | None = None
 
 
 # Results.
 
 
-def decode_result(raw: bytes) -> tuple[ToolResult, Dialect]:
+def decode_result(raw: bytes) -> tuple[ToolResult, PayloadDialect]:
     dialect = result_dialect(raw)
     try:
-        if dialect is Dialect.LEGACY:
+        if dialect is PayloadDialect.LEGACY:
             return _legacy_result(legacy_pb2.LegacyEdgeResult.FromString(raw)), dialect
         return _documented_result(pb.EdgeResult.FromString(raw)), dialect
     except (DecodeError, json_format.Error, ValueError) as error:
         raise InvalidArgument(f"the result cannot be read: {error}", field="result") from error
 
 
-def result_dialect(raw: bytes) -> Dialect:
+def result_dialect(raw: bytes) -> PayloadDialect:
     """By which fields there are and how they are written.
 
     Safe, because a daemon in the field always sets its first field on success, which is a bool,
@@ -109,9 +109,9 @@ def result_dialect(raw: bytes) -> Dialect:
     """
     fields = _fields(raw)
     if fields & {(1, _VARINT), (2, _VARINT)} or any(number in (5, 6, 7) for number, _ in fields):
-        return Dialect.LEGACY
+        return PayloadDialect.LEGACY
     if fields & {(1, _LEN), (2, _LEN), (3, _LEN), (4, _LEN)}:
-        return Dialect.DOCUMENTED
+        return PayloadDialect.DOCUMENTED
     raise InvalidArgument("the result has no outcome", field="result")
 
 
@@ -227,25 +227,33 @@ def _inside(value: Any) -> Iterable[Any]:
 # Progress.
 
 
-def decode_progress(event: tolerant_pb2.CommandProgress) -> tuple[Progress, Dialect]:
+def decode_progress(event: tolerant_pb2.CommandProgress) -> tuple[CommandProgress, PayloadDialect]:
     chunk = _documented_chunk(event)
     if chunk is None:
-        stream = Channel.STDERR if event.stderr else Channel.STDOUT
-        return Progress(stream=stream, data=event.chunk, sequence=event.sequence), Dialect.LEGACY
+        stream = OutputChannel.STDERR if event.stderr else OutputChannel.STDOUT
+        return CommandProgress(
+            stream=stream, data=event.chunk, sequence=event.sequence
+        ), PayloadDialect.LEGACY
     sequence = chunk.sequence or None
     match chunk.WhichOneof("kind"):
         case "stdout":
-            return Progress(stream=Channel.STDOUT, data=chunk.stdout, sequence=sequence), Dialect.DOCUMENTED
+            return CommandProgress(
+                stream=OutputChannel.STDOUT, data=chunk.stdout, sequence=sequence
+            ), PayloadDialect.DOCUMENTED
         case "stderr":
-            return Progress(stream=Channel.STDERR, data=chunk.stderr, sequence=sequence), Dialect.DOCUMENTED
+            return CommandProgress(
+                stream=OutputChannel.STDERR, data=chunk.stderr, sequence=sequence
+            ), PayloadDialect.DOCUMENTED
         case _:
             said = chunk.status
-            status = Status(
+            status = ReportedStatus(
                 state=said.state[:CODE_LIMIT],
                 message=said.message[:MESSAGE_LIMIT],
                 percent=said.percent if math.isfinite(said.percent) else 0.0,
             )
-            return Progress(stream=Channel.STATUS, sequence=sequence, status=status), Dialect.DOCUMENTED
+            return CommandProgress(
+                stream=OutputChannel.STATUS, sequence=sequence, status=status
+            ), PayloadDialect.DOCUMENTED
 
 
 def _documented_chunk(event: tolerant_pb2.CommandProgress) -> pb.Chunk | None:
@@ -333,23 +341,23 @@ def _text(name: str, value: str) -> str:
 # Towards a daemon.
 
 
-def stated_dialect(stated: str | None) -> Dialect | None:
+def stated_dialect(stated: str | None) -> PayloadDialect | None:
     """The dialect that a call's metadata names; None if it names none.
 
     The library a caller was made with tells nothing: clients of the documented contract use the same.
     """
-    return Dialect(stated) if stated is not None and stated in tuple(Dialect) else None
+    return PayloadDialect(stated) if stated is not None and stated in tuple(PayloadDialect) else None
 
 
-def dialect_of_hello(*, bearer: bool, short_form: bool) -> Dialect | None:
+def dialect_of_hello(*, bearer: bool, short_form: bool) -> PayloadDialect | None:
     """What a first message tells of its daemon's dialect; None if it tells nothing.
 
     The contract asks for a bearer token with the call. Daemons in the field send none, and sign their
     hello in the short form of `envelope`, which the contract does not have.
     """
     if bearer:
-        return Dialect.DOCUMENTED
-    return Dialect.LEGACY if short_form else None
+        return PayloadDialect.DOCUMENTED
+    return PayloadDialect.LEGACY if short_form else None
 
 
 def invoke_tool(
@@ -378,14 +386,14 @@ def cancel(command_id: str, reason: str = "") -> pb.EdgeCommand:
     return pb.EdgeCommand(cancel=pb.Cancel(command_id=command_id, reason=reason))
 
 
-def push_config(dialect: Dialect, *, version: str, document: bytes) -> pb.EdgeCommand:
+def push_config(dialect: PayloadDialect, *, version: str, document: bytes) -> pb.EdgeCommand:
     """`document` is canonical JSON.
 
     Daemons in the field expect a Struct where the contract has bytes. Both are length-delimited, so
     a serialized Struct in the bytes field is what they read.
     """
     delta = document
-    if dialect is Dialect.LEGACY:
+    if dialect is PayloadDialect.LEGACY:
         config = msgspec.json.decode(document, type=dict[str, Any])
         delta = struct_of(config, field="config").SerializeToString()
     return pb.EdgeCommand(push_config=pb.PushConfig(config_delta=delta, version=version))
@@ -400,10 +408,10 @@ def shutdown(grace_seconds: float) -> pb.EdgeCommand:
 
 
 def rotation_response(
-    dialect: Dialect, *, token: str, issued_at_ns: int, expires_at_ns: int, overlap_seconds: float
+    dialect: PayloadDialect, *, token: str, issued_at_ns: int, expires_at_ns: int, overlap_seconds: float
 ) -> pb.RotateEdgeKeyResponse:
     """Callers in the field read the second field as the expiry and the third as the overlap's end."""
-    if dialect is Dialect.LEGACY:
+    if dialect is PayloadDialect.LEGACY:
         return pb.RotateEdgeKeyResponse(
             node_security_token=token,
             issued_at=timestamp(expires_at_ns),

@@ -14,9 +14,9 @@ from functools import partial
 
 import msgspec
 
-from fleetplane.domains.edge.identity.challenges import Candidate
+from fleetplane.domains.edge.identity.challenges import EnrolmentCandidate
 from fleetplane.domains.edge.identity.policy import IdentityPolicy
-from fleetplane.domains.edge.identity.tokens import IssuedToken, NodeTokens, blacklist
+from fleetplane.domains.edge.identity.tokens import EnrolmentToken, NodeTokens, blacklist
 from fleetplane.domains.edge.kinds import (
     BLACKLISTED,
     EVERY_TENANT,
@@ -108,11 +108,11 @@ class WorkerAdmission:
 
     # Nodes.
 
-    def check(self, candidate: Candidate) -> None:
+    def check(self, candidate: EnrolmentCandidate) -> None:
         """Refuse at once who could not be admitted later; uses nothing up."""
         self._place(candidate)
 
-    def _place(self, candidate: Candidate) -> tuple[WorkerRole, tuple[str, ...]]:
+    def _place(self, candidate: EnrolmentCandidate) -> tuple[WorkerRole, tuple[str, ...]]:
         """The role and tenants that a node was let in with, or is to be; refuses another role."""
         known = self._store.get(WORKER, "", candidate.node_id)
         if known is not None and known.spec.public_key == candidate.public_key:
@@ -126,7 +126,7 @@ class WorkerAdmission:
             raise _denied(f"the node is a {role.value}, and not a {candidate.role}")
         return role, tenants
 
-    def _check_token(self, candidate: Candidate, record: WorkerToken | None) -> None:
+    def _check_token(self, candidate: EnrolmentCandidate, record: WorkerToken | None) -> None:
         if not candidate.enrolment_token:
             raise _denied("an enrolment token is required")
         found = record.spec if record is not None else None
@@ -141,7 +141,7 @@ class WorkerAdmission:
         if found.expires_at_ns <= self._clock.now_ns():
             raise _denied("the enrolment token has expired")
 
-    async def admit(self, candidate: Candidate) -> IssuedToken:
+    async def admit(self, candidate: EnrolmentCandidate) -> EnrolmentToken:
         """Use the token up, unless the key is known, and give the node one of its own."""
         for _ in range(ATTEMPTS):
             role, tenants = self._place(candidate)
@@ -181,8 +181,8 @@ class WorkerAdmission:
         self,
         draft: Draft,
         *,
-        candidate: Candidate,
-        issued: IssuedToken,
+        candidate: EnrolmentCandidate,
+        issued: EnrolmentToken,
         before: Worker | None,
         role: WorkerRole,
         tenants: tuple[str, ...],
@@ -223,7 +223,7 @@ class WorkerAdmission:
             )
         draft.put(WORKER, "", node_id, spec=spec, status=current.status if current else None)
 
-    def _redeem(self, draft: Draft, candidate: Candidate) -> None:
+    def _redeem(self, draft: Draft, candidate: EnrolmentCandidate) -> None:
         record = draft.get(WORKER_TOKEN, "", _token_id(candidate))
         self._check_token(candidate, record)
         assert record is not None
@@ -237,7 +237,7 @@ def _forget(draft: Draft, names: list[str]) -> None:
             draft.delete(WORKER_TOKEN, "", name)
 
 
-def _token_id(candidate: Candidate) -> str:
+def _token_id(candidate: EnrolmentCandidate) -> str:
     return candidate.enrolment_token.partition(".")[0] or "none"
 
 

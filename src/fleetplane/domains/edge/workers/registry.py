@@ -34,7 +34,7 @@ from fleetplane.domains.edge.kinds import (
 )
 from fleetplane.domains.edge.nodes.last_heard import LastHeard
 from fleetplane.domains.edge.wire import envelope
-from fleetplane.domains.edge.workers.rules import RUNS_EXECUTIONS, Report, preferred, state_of, suffices
+from fleetplane.domains.edge.workers.rules import RUNS_EXECUTIONS, WorkerReport, preferred, state_of, suffices
 from fleetplane.fleet.freeze import Freezes
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
 from fleetplane.kernel.attention import Attention
@@ -75,7 +75,7 @@ ROUTE_SECONDS = 3600.0
 """How long other servers know of a route: executions are forwarded right after."""
 
 
-class Workers:
+class EdgeWorkers:
     def __init__(
         self, store: Store, clock: Clock, tokens: NodeTokens, policy: IdentityPolicy, *, target: str
     ) -> None:
@@ -88,7 +88,7 @@ class Workers:
         self._freezes = Freezes(store, clock)
         self._tokens = tokens
         self._policy = policy
-        self._reports: dict[str, Report] = {}
+        self._reports: dict[str, WorkerReport] = {}
         """By node, as they came to this server; only of workers that are registered."""
         self.heard = LastHeard(store, clock, channel=HEARD)
         self.attention: Attention | None = None
@@ -200,7 +200,7 @@ class Workers:
         self, worker: Worker, *, capabilities: NodeResources, tags: tuple[str, ...], address: str
     ) -> Worker:
         now_ns = self._clock.now_ns()
-        self._reports[worker.name] = Report(at_ns=now_ns, state=WorkerState.ACTIVE)
+        self._reports[worker.name] = WorkerReport(at_ns=now_ns, state=WorkerState.ACTIVE)
         self.heard.note(worker.name)
 
         def change(spec: WorkerSpec) -> dict[str, object]:
@@ -216,7 +216,7 @@ class Workers:
             worker.name, change, actor=_actor(worker), action="edge.register_worker", status=status
         )
 
-    async def heartbeat(self, worker: Worker, report: Report) -> bool:
+    async def heartbeat(self, worker: Worker, report: WorkerReport) -> bool:
         """Record a worker's report; returns whether the worker has to drain."""
         self._reports[worker.name] = report
         self.heard.note(worker.name)
@@ -298,7 +298,7 @@ class Workers:
         """Everyone who is registered."""
         return [one for one in self._store.list(WORKER) if one.spec.registered_at_ns is not None]
 
-    def report(self, worker: Worker) -> Report | None:
+    def report(self, worker: Worker) -> WorkerReport | None:
         """Its last heartbeat; after a restart of the server, what is written down of it.
 
         Of one that another server heard later, its time and the state that was written down then.
@@ -310,7 +310,7 @@ class Workers:
         if here is not None and elsewhere_ns <= here.at_ns + SAME_NS:
             return here
         at_ns = max(elsewhere_ns, status.last_heartbeat_at_ns or 0)
-        return Report(at_ns=at_ns, state=status.state) if at_ns else here
+        return WorkerReport(at_ns=at_ns, state=status.state) if at_ns else here
 
     def state(self, worker: Worker) -> WorkerState:
         """In which it is now; time in which this server heard nobody is not counted as its silence."""

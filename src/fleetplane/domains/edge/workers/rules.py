@@ -11,7 +11,7 @@ from fleetplane.domains.edge.kinds import NodeResources, Worker, WorkerRole, Wor
 RUNS_EXECUTIONS = frozenset({WorkerRole.WORKER, WorkerRole.HYBRID})
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     """A worker's last heartbeat."""
 
     at_ns: int
@@ -21,7 +21,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     cpu_percent: float = 0.0
 
 
-def state_of(worker: Worker, report: Report | None, *, now_ns: int, stale_seconds: float) -> WorkerState:
+def state_of(
+    worker: Worker, report: WorkerReport | None, *, now_ns: int, stale_seconds: float
+) -> WorkerState:
     """By what it says of itself, unless it has not said anything for too long."""
     if report is None or now_ns - report.at_ns >= stale_seconds * 1e9:
         return WorkerState.UNHEALTHY

@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from fleetplane.domains.gpus.agent.health import CONDITION_TYPE, GpuUuid, Status, Verdict
+from fleetplane.domains.gpus.agent.health import CONDITION_TYPE, ConditionStatus, GpuUuid, HealthVerdict
 from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2, gpu_pb2_grpc, provider_pb2, provider_pb2_grpc
 from fleetplane.node import link
 from fleetplane.node.link import LinkLost, LinkOptions
@@ -64,7 +64,7 @@ class DeviceLink:
         """
         await self.channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
 
-    async def read_verdict(self, name: str) -> Verdict | None:
+    async def read_verdict(self, name: str) -> HealthVerdict | None:
         """What the device API holds of our condition on that GPU."""
         try:
             answer = await self._gpus.GetGpu(gpu_pb2.GetGpuRequest(name=name), timeout=CALL_LIMIT_SECONDS)
@@ -76,7 +76,7 @@ class DeviceLink:
         action = answer.gpu.status.recommended_action
         return next((_verdict(entry, action) for entry in held), None)
 
-    async def register(self, name: str, uuid: GpuUuid, verdict: Verdict, *, parent: str = "") -> bool:
+    async def register(self, name: str, uuid: GpuUuid, verdict: HealthVerdict, *, parent: str = "") -> bool:
         """Register with that first verdict; False when the GPU was there, and is as it was."""
         request = provider_pb2.RegisterGpuRequest(
             name=name,
@@ -93,7 +93,7 @@ class DeviceLink:
         request = provider_pb2.UnregisterGpuRequest(name=name, provider_id=self._provider_id)
         await self._provider.UnregisterGpu(request, timeout=CALL_LIMIT_SECONDS)
 
-    async def report(self, name: str, verdict: Verdict) -> None:
+    async def report(self, name: str, verdict: HealthVerdict) -> None:
         request = provider_pb2.UpdateGpuConditionRequest(
             name=name,
             condition=_condition(verdict),
@@ -108,7 +108,7 @@ class DeviceLink:
         return bool(answer.acknowledged)
 
 
-def _condition(verdict: Verdict) -> gpu_pb2.Condition:
+def _condition(verdict: HealthVerdict) -> gpu_pb2.Condition:
     since = Timestamp()
     since.FromNanoseconds(verdict.since_ns)
     return gpu_pb2.Condition(
@@ -120,12 +120,12 @@ def _condition(verdict: Verdict) -> gpu_pb2.Condition:
     )
 
 
-def _verdict(condition: gpu_pb2.Condition, action: str) -> Verdict:
-    known = condition.status in {Status.TRUE, Status.FALSE}
-    return Verdict(
-        status=Status(condition.status) if known else Status.UNKNOWN,
+def _verdict(condition: gpu_pb2.Condition, action: str) -> HealthVerdict:
+    known = condition.status in {ConditionStatus.TRUE, ConditionStatus.FALSE}
+    return HealthVerdict(
+        status=ConditionStatus(condition.status) if known else ConditionStatus.UNKNOWN,
         reason=condition.reason,
         message=condition.message,
         since_ns=condition.last_transition_time.ToNanoseconds(),
-        action="" if condition.status == Status.TRUE else action,
+        action="" if condition.status == ConditionStatus.TRUE else action,
     )

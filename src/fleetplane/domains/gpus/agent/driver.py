@@ -20,9 +20,9 @@ from fleetplane.domains.gpus.agent.library import (
     WATCHED_EVENTS,
     Device,
     DriverError,
+    DriverEvent,
+    DriverEventKind,
     DriverUnavailable,
-    Event,
-    EventKind,
     EventSet,
     GpuLost,
     Library,
@@ -58,7 +58,7 @@ class WaitFailed:
     message: str
 
 
-Occurrence = Event | GpusLost | WaitFailed
+Occurrence = DriverEvent | GpusLost | WaitFailed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +185,7 @@ def subscribe(library: Library, devices: Mapping[GpuUuid, Device]) -> tuple[Even
         try:
             kinds = device.supported_events() & WATCHED_EVENTS
             if kinds:
-                events.add(device, EventKind(kinds))
+                events.add(device, DriverEventKind(kinds))
                 listening += 1
         except FleetplaneError:
             continue  # this GPU reports nothing; the others still do
@@ -253,7 +253,7 @@ class EventMonitor:
                 if occurrence is None:
                     continue
                 self._hand_over(occurrence, loop)
-                if not isinstance(occurrence, Event):
+                if not isinstance(occurrence, DriverEvent):
                     self._stop.wait(ERROR_PAUSE_SECONDS)
         finally:
             with suppress(FleetplaneError):

@@ -1,6 +1,6 @@
 """The truth about one GPU, decided from what the driver said.
 
-Pure: facts and `now` go in, a `Verdict` comes out. Nothing here knows NVML, threads or gRPC,
+Pure: facts and `now` go in, a `HealthVerdict` comes out. Nothing here knows NVML, threads or gRPC,
 and nothing here recovers a GPU by the passing of time: after an error only a new enumeration
 that finds the driver answering and no page retirement pending makes a GPU ready again.
 """
@@ -20,13 +20,13 @@ CONDITION_TYPE = "NVMLReady"
 """The one condition this provider owns. Others belong to other providers and are left alone."""
 
 
-class Status(StrEnum):
+class ConditionStatus(StrEnum):
     TRUE = "True"
     FALSE = "False"
     UNKNOWN = "Unknown"
 
 
-class Reason(StrEnum):
+class HealthReason(StrEnum):
     INITIALIZED = "Initialized"
     RECOVERED = "Recovered"
     XID_ERROR = "XidError"
@@ -59,8 +59,8 @@ class GpuSighting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    status: Status
+class HealthVerdict:
+    status: ConditionStatus
     reason: str
     message: str
     since_ns: int
@@ -79,27 +79,27 @@ def format_size(size_bytes: int | None) -> str:
     return f"{size_bytes} B"
 
 
-def on_enumeration(sighting: GpuSighting, *, now_ns: int) -> Verdict:
+def on_enumeration(sighting: GpuSighting, *, now_ns: int) -> HealthVerdict:
     """The verdict on a GPU of which nothing was known before."""
     if sighting.lost:
         return _lost(now_ns)
     if not sighting.answering:
-        return Verdict(
-            status=Status.UNKNOWN,
-            reason=Reason.NOT_ANSWERING,
+        return HealthVerdict(
+            status=ConditionStatus.UNKNOWN,
+            reason=HealthReason.NOT_ANSWERING,
             message="The driver lists the GPU but does not answer for it",
             since_ns=now_ns,
         )
-    return Verdict(
-        status=Status.TRUE,
-        reason=Reason.INITIALIZED,
+    return HealthVerdict(
+        status=ConditionStatus.TRUE,
+        reason=HealthReason.INITIALIZED,
         message=f"GPU enumerated via NVML: {sighting.product} ({format_size(sighting.memory_bytes)})"
         + (f", part of {sighting.parent}" if sighting.parent else ""),
         since_ns=now_ns,
     )
 
 
-def reconcile(own: Verdict, sighting: GpuSighting, earlier: Verdict | None) -> Verdict:
+def reconcile(own: HealthVerdict, sighting: GpuSighting, earlier: HealthVerdict | None) -> HealthVerdict:
     """Join what we see now with what was said of the GPU before this enumeration.
 
     A complaint of ours stands whatever was said earlier. A ready GPU that was called otherwise
@@ -109,36 +109,36 @@ def reconcile(own: Verdict, sighting: GpuSighting, earlier: Verdict | None) -> V
         return own
     if earlier.status == own.status:
         return replace(own, since_ns=min(own.since_ns, earlier.since_ns))
-    if own.status is not Status.TRUE:
+    if own.status is not ConditionStatus.TRUE:
         return own
     if not sighting.sound:
         return earlier
     return replace(
         own,
-        reason=Reason.RECOVERED,
+        reason=HealthReason.RECOVERED,
         message=f"GPU answers again after {earlier.reason or earlier.status}: "
         f"{sighting.product} ({format_size(sighting.memory_bytes)})",
     )
 
 
-def on_xid(verdict: Verdict, xid: int, *, ignored: frozenset[int], now_ns: int) -> Verdict:
-    if not xids.condemns(xid, ignored) or verdict.reason == Reason.GPU_LOST:
+def on_xid(verdict: HealthVerdict, xid: int, *, ignored: frozenset[int], now_ns: int) -> HealthVerdict:
+    if not xids.condemns(xid, ignored) or verdict.reason == HealthReason.GPU_LOST:
         return verdict  # a lost GPU is worse off than any XID says
     message = f"Critical XID error {xid} ({xids.describe(xid)}) detected"
     action = xids.graver(verdict.action, xids.action(xid))
-    return replace(_unready(verdict, Reason.XID_ERROR, message, now_ns), action=action)
+    return replace(_unready(verdict, HealthReason.XID_ERROR, message, now_ns), action=action)
 
 
-def on_lost(verdict: Verdict, *, now_ns: int) -> Verdict:
-    if verdict.reason == Reason.GPU_LOST and verdict.status is Status.FALSE:
+def on_lost(verdict: HealthVerdict, *, now_ns: int) -> HealthVerdict:
+    if verdict.reason == HealthReason.GPU_LOST and verdict.status is ConditionStatus.FALSE:
         return verdict
     lost = _lost(now_ns)
-    return replace(_unready(verdict, Reason.GPU_LOST, lost.message, now_ns), action=lost.action)
+    return replace(_unready(verdict, HealthReason.GPU_LOST, lost.message, now_ns), action=lost.action)
 
 
-def on_vanished(verdict: Verdict, *, now_ns: int) -> Verdict:
+def on_vanished(verdict: HealthVerdict, *, now_ns: int) -> HealthVerdict:
     """The verdict on a GPU that an earlier enumeration saw and this one does not."""
-    gone = _unready(verdict, Reason.GPU_LOST, "GPU is no longer visible to NVML", now_ns)
+    gone = _unready(verdict, HealthReason.GPU_LOST, "GPU is no longer visible to NVML", now_ns)
     return replace(gone, action=_lost(now_ns).action)
 
 
@@ -152,16 +152,16 @@ def lost_among(answering: Mapping[GpuUuid, bool]) -> Collection[GpuUuid]:
     return silent or list(answering)
 
 
-def _lost(now_ns: int) -> Verdict:
-    return Verdict(
-        status=Status.FALSE,
-        reason=Reason.GPU_LOST,
+def _lost(now_ns: int) -> HealthVerdict:
+    return HealthVerdict(
+        status=ConditionStatus.FALSE,
+        reason=HealthReason.GPU_LOST,
         message="GPU is lost error detected",
         since_ns=now_ns,
         action=xids.action(xids.FALLEN_OFF_THE_BUS),
     )
 
 
-def _unready(verdict: Verdict, reason: Reason, message: str, now_ns: int) -> Verdict:
-    since_ns = verdict.since_ns if verdict.status is Status.FALSE else now_ns
-    return Verdict(status=Status.FALSE, reason=reason, message=message, since_ns=since_ns)
+def _unready(verdict: HealthVerdict, reason: HealthReason, message: str, now_ns: int) -> HealthVerdict:
+    since_ns = verdict.since_ns if verdict.status is ConditionStatus.FALSE else now_ns
+    return HealthVerdict(status=ConditionStatus.FALSE, reason=reason, message=message, since_ns=since_ns)

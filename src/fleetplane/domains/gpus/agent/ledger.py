@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from fleetplane.domains.gpus.agent import health
-from fleetplane.domains.gpus.agent.health import GpuSighting, GpuUuid, Status, Verdict
+from fleetplane.domains.gpus.agent.health import ConditionStatus, GpuSighting, GpuUuid, HealthVerdict
 
 
 @dataclass(slots=True, kw_only=True)
@@ -18,14 +18,14 @@ class ManagedGpu:
     name: str
     uuid: GpuUuid
     sighting: GpuSighting
-    verdict: Verdict
+    verdict: HealthVerdict
     reconciled: bool = False
     """The verdict takes into account what was said of the GPU before this enumeration."""
     introduced: bool = False
     """This session knows the device API to have the GPU."""
-    told: Verdict | None = None
+    told: HealthVerdict | None = None
     """What this session last told the device API."""
-    said: Verdict | None = None
+    said: HealthVerdict | None = None
     """What any session last told it."""
 
 
@@ -38,7 +38,7 @@ class Ledger:
         self._created: set[GpuUuid] = set()
 
     def __repr__(self) -> str:
-        ready = sum(gpu.verdict.status is Status.TRUE for gpu in self.gpus)
+        ready = sum(gpu.verdict.status is ConditionStatus.TRUE for gpu in self.gpus)
         return f"<Ledger gpus={len(self._gpus)} ready={ready} owed={len(self.owed())} gone={len(self._gone)}>"
 
     @property
@@ -80,7 +80,7 @@ class Ledger:
         for gpu in self._gone.values():
             gpu.verdict = health.on_vanished(gpu.verdict, now_ns=now_ns)
 
-    def reconcile(self, gpu: ManagedGpu, earlier: Verdict | None) -> None:
+    def reconcile(self, gpu: ManagedGpu, earlier: HealthVerdict | None) -> None:
         """Learn what the device API held of a GPU before we first spoke of it."""
         if not gpu.reconciled:
             gpu.verdict = health.reconcile(gpu.verdict, gpu.sighting, earlier)
@@ -121,9 +121,9 @@ class Ledger:
     def owed(self) -> list[ManagedGpu]:
         """The GPUs whose verdict the device API has not heard in this session, bad news first."""
         behind = [gpu for gpu in self._gpus.values() if gpu.told != gpu.verdict]
-        return sorted(behind, key=lambda gpu: gpu.verdict.status is Status.TRUE)
+        return sorted(behind, key=lambda gpu: gpu.verdict.status is ConditionStatus.TRUE)
 
-    def told(self, gpu: ManagedGpu, verdict: Verdict, *, created: bool = False) -> None:
+    def told(self, gpu: ManagedGpu, verdict: HealthVerdict, *, created: bool = False) -> None:
         gpu.introduced, gpu.told, gpu.said = True, verdict, verdict
         if created:
             self._created.add(gpu.uuid)
@@ -140,7 +140,7 @@ class Ledger:
         self._gone.pop(gpu.uuid, None)
         self._created.discard(gpu.uuid)
 
-    def _judge(self, gpu: ManagedGpu, verdict: Verdict) -> list[ManagedGpu]:
+    def _judge(self, gpu: ManagedGpu, verdict: HealthVerdict) -> list[ManagedGpu]:
         if verdict == gpu.verdict:
             return []
         gpu.verdict = verdict

@@ -31,14 +31,19 @@ LIBRARY_FOLDERS = (
 """Where a driver root keeps the library, in the order they are tried."""
 
 
-class EventKind(IntFlag):
+class DriverEventKind(IntFlag):
     SINGLE_BIT_ECC = 0x1
     DOUBLE_BIT_ECC = 0x2
     XID = 0x8
     MIG_CONFIG = 0x10
 
 
-WATCHED_EVENTS = EventKind.SINGLE_BIT_ECC | EventKind.DOUBLE_BIT_ECC | EventKind.XID | EventKind.MIG_CONFIG
+WATCHED_EVENTS = (
+    DriverEventKind.SINGLE_BIT_ECC
+    | DriverEventKind.DOUBLE_BIT_ECC
+    | DriverEventKind.XID
+    | DriverEventKind.MIG_CONFIG
+)
 NO_INSTANCE = 0xFFFFFFFF
 """In an event of a GPU as a whole."""
 
@@ -68,10 +73,10 @@ class NotSupported(Unimplemented):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class DriverEvent:
     uuid: GpuUuid | None
     """None when the driver could not say which GPU it was."""
-    kind: EventKind
+    kind: DriverEventKind
     data: int
     """The XID, for an event of kind XID."""
     instance: int | None = None
@@ -99,7 +104,7 @@ class Device(Protocol):
 
     def retirement_pending(self) -> bool: ...
 
-    def supported_events(self) -> EventKind: ...
+    def supported_events(self) -> DriverEventKind: ...
 
     def figures(self) -> Mapping[str, float]:
         """What it measures of itself now, without what it does not know. May be asked beside a wait."""
@@ -107,9 +112,9 @@ class Device(Protocol):
 
 
 class EventSet(Protocol):
-    def add(self, device: Device, kinds: EventKind) -> None: ...
+    def add(self, device: Device, kinds: DriverEventKind) -> None: ...
 
-    def wait(self, timeout_milliseconds: int) -> Event | None:
+    def wait(self, timeout_milliseconds: int) -> DriverEvent | None:
         """The next event, or None when the time is up. Raises GpuLost when some GPU is gone."""
         ...
 
@@ -286,12 +291,12 @@ class NvmlDevice:
         with self._library.translated("reading pending page retirement"):
             return bool(self._library.nvml.nvmlDeviceGetRetiredPagesPendingStatus(self.handle))
 
-    def supported_events(self) -> EventKind:
+    def supported_events(self) -> DriverEventKind:
         if self._whole is not None:
-            return EventKind(0)  # the whole GPU has those of its parts
+            return DriverEventKind(0)  # the whole GPU has those of its parts
         with self._library.translated("reading supported events"):
             mask = int(self._library.nvml.nvmlDeviceGetSupportedEventTypes(self.handle))
-        return EventKind(mask & WATCHED_EVENTS)
+        return DriverEventKind(mask & WATCHED_EVENTS)
 
     def figures(self) -> Mapping[str, float]:
         nvml, handle = self._library.nvml, self.handle
@@ -320,12 +325,12 @@ class NvmlEventSet:
         self._library = library
         self._handle = handle
 
-    def add(self, device: Device, kinds: EventKind) -> None:
+    def add(self, device: Device, kinds: DriverEventKind) -> None:
         assert isinstance(device, NvmlDevice)
         with self._library.translated("registering for events"):
             self._library.nvml.nvmlDeviceRegisterEvents(device.handle, int(kinds), self._handle)
 
-    def wait(self, timeout_milliseconds: int) -> Event | None:
+    def wait(self, timeout_milliseconds: int) -> DriverEvent | None:
         nvml = self._library.nvml
         with self._library.translated("waiting for events"):
             try:
@@ -339,9 +344,9 @@ class NvmlEventSet:
         except FleetplaneError:
             uuid = None
         instance = int(data.gpuInstanceId)
-        return Event(
+        return DriverEvent(
             uuid=uuid,
-            kind=EventKind(int(data.eventType) & WATCHED_EVENTS),
+            kind=DriverEventKind(int(data.eventType) & WATCHED_EVENTS),
             data=int(data.eventData),
             instance=None if instance == NO_INSTANCE else instance,
         )

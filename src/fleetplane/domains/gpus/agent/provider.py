@@ -25,12 +25,12 @@ from fleetplane.domains.gpus.agent.device_api import DeviceLink
 from fleetplane.domains.gpus.agent.driver import EventMonitor, GpusLost, Occurrence, WaitFailed
 from fleetplane.domains.gpus.agent.health import GpuUuid
 from fleetplane.domains.gpus.agent.ledger import Ledger
-from fleetplane.domains.gpus.agent.library import Device, Event, EventKind, Library
-from fleetplane.domains.gpus.agent.session import Log, Session
+from fleetplane.domains.gpus.agent.library import Device, DriverEvent, DriverEventKind, Library
+from fleetplane.domains.gpus.agent.session import ProviderSession, SessionLog
 from fleetplane.kernel.backoff import Backoff
 from fleetplane.kernel.clock import Clock
 from fleetplane.node import link as node_link
-from fleetplane.node.connection import Attempt, KeepConnected, Retries
+from fleetplane.node.connection import ConnectionAttempt, ConnectionRetries, KeepConnected
 from fleetplane.node.figures import Measured
 from fleetplane.node.link import LinkLost
 from fleetplane.node.upgrade.following import Follow, no_check_in
@@ -51,7 +51,7 @@ class ProviderPolicy:
     backoff: Backoff = field(default_factory=Backoff)
 
 
-class Provider:
+class GpuProvider:
     """Runs until cancelled. Leaves its GPUs registered: silence is the server's to judge."""
 
     def __init__(
@@ -61,7 +61,7 @@ class Provider:
         connect: Callable[[], DeviceLink],
         policy: ProviderPolicy,
         clock: Clock,
-        log: Log,
+        log: SessionLog,
         check_in: Follow = no_check_in,
         settings: Follow = no_check_in,
     ) -> None:
@@ -168,12 +168,12 @@ class Provider:
     async def _on_occurrence(self, occurrence: Occurrence) -> None:
         now_ns = self._clock.now_ns()
         match occurrence:
-            case Event(kind=EventKind.XID):
+            case DriverEvent(kind=DriverEventKind.XID):
                 self._on_xid(occurrence, now_ns)
-            case Event(kind=EventKind.MIG_CONFIG):
+            case DriverEvent(kind=DriverEventKind.MIG_CONFIG):
                 self._log.info("gpu_divided_anew", gpu=occurrence.uuid)
                 self.enumerate_again()
-            case Event():
+            case DriverEvent():
                 kind = occurrence.kind.name or "other"
                 self._log.info("gpu_event", gpu=occurrence.uuid, kind=kind, data=occurrence.data)
             case GpusLost(answering=answering):
@@ -185,7 +185,7 @@ class Provider:
             case _:
                 assert_never(occurrence)
 
-    def _on_xid(self, event: Event, now_ns: int) -> None:
+    def _on_xid(self, event: DriverEvent, now_ns: int) -> None:
         severity = xids.severity(event.data, self._policy.ignored_xids)
         self._log.warning(
             "gpu_xid", gpu=event.uuid, xid=event.data, text=xids.describe(event.data), severity=severity.value
@@ -199,12 +199,12 @@ class Provider:
         """The waits begin anew after a session in which the server has heard all we had to say."""
         await KeepConnected(
             endings=(LinkLost, grpc.aio.AioRpcError),
-            waits=Retries(backoff=self._policy.backoff),
+            waits=ConnectionRetries(backoff=self._policy.backoff),
             lost=self._lost,
             clock=self._clock,
         ).run(self._serve)
 
-    async def _serve(self, attempt: Attempt) -> None:
+    async def _serve(self, attempt: ConnectionAttempt) -> None:
         async with self._connect() as link:
             await self._open_session(link, attempt).run()
 
@@ -212,8 +212,8 @@ class Provider:
         words = node_link.words(why) if isinstance(why, grpc.aio.AioRpcError) else str(why)
         self._log.warning("device_api_lost", error=words, retry_in_seconds=round(seconds, 2))
 
-    def _open_session(self, link: DeviceLink, attempt: Attempt) -> Session:
-        return Session(
+    def _open_session(self, link: DeviceLink, attempt: ConnectionAttempt) -> ProviderSession:
+        return ProviderSession(
             link,
             self.ledger,
             self._changed,

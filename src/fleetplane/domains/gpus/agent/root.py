@@ -14,7 +14,7 @@ from fleetplane import logs
 from fleetplane.agents.running import until_stopped
 from fleetplane.domains.gpus.agent.device_api import DeviceLink
 from fleetplane.domains.gpus.agent.library import Library, NvmlLibrary
-from fleetplane.domains.gpus.agent.provider import Provider, ProviderPolicy
+from fleetplane.domains.gpus.agent.provider import GpuProvider, ProviderPolicy
 from fleetplane.domains.gpus.agent.settings import EffectiveSettings, SettingsKeeper
 from fleetplane.domains.gpus.agent.simulated import SimulatedLibrary
 from fleetplane.domains.gpus.xids import ignored_xids
@@ -73,7 +73,7 @@ async def run_gpu_agent(settings: GpuAgentSettings, upgrader: Upgrader | None = 
         return await provider.measure()
 
     reporter = FigureReporter(measure, clock=clock, log=lambda: log, name=settings.provider_id)
-    provider = Provider(
+    provider = GpuProvider(
         library=_library(settings),
         connect=lambda: DeviceLink(settings.address(), settings.provider_id),
         policy=ProviderPolicy(

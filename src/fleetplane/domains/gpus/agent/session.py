@@ -19,7 +19,7 @@ from fleetplane.domains.gpus.agent.device_api import (
     LINK_LOST_CODES,
     DeviceLink,
 )
-from fleetplane.domains.gpus.agent.health import Verdict
+from fleetplane.domains.gpus.agent.health import HealthVerdict
 from fleetplane.domains.gpus.agent.ledger import Ledger, ManagedGpu
 from fleetplane.kernel.backoff import Backoff
 from fleetplane.kernel.clock import Clock
@@ -28,7 +28,7 @@ from fleetplane.node.link import LinkLost
 from fleetplane.node.upgrade.following import Follow, no_check_in, no_metadata
 
 
-class Log(Protocol):
+class SessionLog(Protocol):
     """The part of a structured logger that is used here."""
 
     def info(self, event: str, **fields: object) -> object: ...
@@ -36,7 +36,7 @@ class Log(Protocol):
     def warning(self, event: str, **fields: object) -> object: ...
 
 
-class Session:
+class ProviderSession:
     def __init__(
         self,
         link: DeviceLink,
@@ -47,7 +47,7 @@ class Session:
         heartbeat_seconds: Callable[[], float],
         backoff: Backoff,
         clock: Clock,
-        log: Log,
+        log: SessionLog,
         check_in: Follow = no_check_in,
         settings: Follow = no_check_in,
     ) -> None:
@@ -133,7 +133,7 @@ class Session:
         self._vouches.set()
         return True
 
-    async def _register(self, gpu: ManagedGpu, verdict: Verdict) -> bool:
+    async def _register(self, gpu: ManagedGpu, verdict: HealthVerdict) -> bool:
         """Whether that created the GPU. Only the answer says that it is ours to remove."""
         whole = gpu.sighting.parent
         parent = "" if whole is None else self._ledger.name_of(whole)

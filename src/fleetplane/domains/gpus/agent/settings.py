@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 import msgspec
 
-from fleetplane.domains.gpus.agent.session import Log
+from fleetplane.domains.gpus.agent.session import SessionLog
 from fleetplane.domains.gpus.provider_settings import rules
 from fleetplane.domains.gpus.provider_settings.rules import ProviderSettingsSpec
 from fleetplane.domains.gpus.xids import ignored_xids
@@ -87,7 +87,7 @@ class SettingsKeeper:
         provider_id: str,
         apply: Callable[[EffectiveSettings], None],
         clock: Clock,
-        log: Log,
+        log: SessionLog,
     ) -> None:
         """`own` is what the provider was started with; of that, `given` was named on the command line."""
         self._own = own

@@ -20,8 +20,8 @@ from fleetplane.domains.gpus.agent.library import (
     WATCHED_EVENTS,
     Device,
     DriverError,
-    Event,
-    EventKind,
+    DriverEvent,
+    DriverEventKind,
     EventSet,
     GpuLost,
     Part,
@@ -75,7 +75,7 @@ class SimulatedGpu:
         self._must_answer()
         return self.clock() < self.retirement_until
 
-    def supported_events(self) -> EventKind:
+    def supported_events(self) -> DriverEventKind:
         self._must_answer()
         return WATCHED_EVENTS
 
@@ -91,7 +91,7 @@ class SimulatedGpu:
             "powerWatts": round(60.0 + 340.0 * busy, 1),
         }
 
-    def due(self, now: float) -> Event | None:
+    def due(self, now: float) -> DriverEvent | None:
         """The event that is due by `now`, if any; its successor is scheduled."""
         if self.lost or now < self.next_event_at:
             return None
@@ -99,7 +99,7 @@ class SimulatedGpu:
         (xid,) = self.fate.choices(list(XID_WEIGHTS), weights=list(XID_WEIGHTS.values()))
         if xid in RETIRING_XIDS:
             self.retirement_until = now + RETIREMENT_SECONDS
-        return Event(uuid=self.identity, kind=EventKind.XID, data=xid)
+        return DriverEvent(uuid=self.identity, kind=DriverEventKind.XID, data=xid)
 
     def _must_answer(self) -> None:
         if self.lost:
@@ -114,7 +114,7 @@ class SimulatedLibrary:
     ) -> None:
         self._clock = clock
         self._changed = threading.Condition()
-        self._pending: deque[Event] = deque(maxlen=PENDING_EVENTS_LIMIT)
+        self._pending: deque[DriverEvent] = deque(maxlen=PENDING_EVENTS_LIMIT)
         self._announce_loss = False
         self._open = False
         self._gpus = [self._make(index, seed, eventful) for index in range(min(count, SIMULATED_GPUS_LIMIT))]
@@ -141,11 +141,11 @@ class SimulatedLibrary:
         return SimulatedEventSet(self)
 
     def inject(
-        self, identity: GpuUuid | None, *, xid: int | None = None, kind: EventKind = EventKind.XID
+        self, identity: GpuUuid | None, *, xid: int | None = None, kind: DriverEventKind = DriverEventKind.XID
     ) -> None:
         """Let an event happen now."""
         with self._changed:
-            self._pending.append(Event(uuid=identity, kind=kind, data=xid or 0))
+            self._pending.append(DriverEvent(uuid=identity, kind=kind, data=xid or 0))
             self._changed.notify_all()
 
     def retire_page(self, identity: GpuUuid) -> None:
@@ -163,7 +163,9 @@ class SimulatedLibrary:
         with self._changed:
             self._gpus = [gpu for gpu in self._gpus if gpu.identity != identity]
 
-    def next_event(self, timeout_seconds: float, watched: dict[GpuUuid, EventKind]) -> Event | None:
+    def next_event(
+        self, timeout_seconds: float, watched: dict[GpuUuid, DriverEventKind]
+    ) -> DriverEvent | None:
         """Block until an event of a watched GPU, or until the time is up."""
         deadline = self._clock() + timeout_seconds
         with self._changed:
@@ -179,12 +181,12 @@ class SimulatedLibrary:
                 coming = [gpu.next_event_at for gpu in self._gpus if not gpu.lost]
                 self._changed.wait(max(0.0, min([deadline, *coming]) - self._clock()))
 
-    def _take(self, watched: dict[GpuUuid, EventKind]) -> Event | None:
+    def _take(self, watched: dict[GpuUuid, DriverEventKind]) -> DriverEvent | None:
         now = self._clock()
         self._pending.extend(event for gpu in self._gpus if (event := gpu.due(now)) is not None)
         while self._pending:
             event = self._pending.popleft()
-            if event.uuid is None or event.kind & watched.get(event.uuid, EventKind(0)):
+            if event.uuid is None or event.kind & watched.get(event.uuid, DriverEventKind(0)):
                 return event
         return None
 
@@ -205,12 +207,12 @@ class SimulatedLibrary:
 class SimulatedEventSet:
     def __init__(self, library: SimulatedLibrary) -> None:
         self._library = library
-        self._watched: dict[GpuUuid, EventKind] = {}
+        self._watched: dict[GpuUuid, DriverEventKind] = {}
 
-    def add(self, device: Device, kinds: EventKind) -> None:
+    def add(self, device: Device, kinds: DriverEventKind) -> None:
         self._watched[device.uuid()] = kinds
 
-    def wait(self, timeout_milliseconds: int) -> Event | None:
+    def wait(self, timeout_milliseconds: int) -> DriverEvent | None:
         return self._library.next_event(timeout_milliseconds / 1000, self._watched)
 
     def close(self) -> None:

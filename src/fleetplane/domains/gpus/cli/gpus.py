@@ -182,10 +182,10 @@ def _client(address: str | None, call_seconds: float) -> DeviceClient:
 
 
 def _wait(client: DeviceClient, name: str, term: ConditionTerm, seconds: float | None) -> gpu_pb2.Gpu:
-    from fleetplane.cli.clients.client import Watch, follow, name_of
+    from fleetplane.cli.clients.client import GpuWatch, follow, name_of
     from fleetplane.cli.exits import CommandFailed, Exit
 
-    state = Watch()
+    state = GpuWatch()
     for change in follow(client, state, seconds=seconds, on_gap=lambda _reason, _delay: None):
         if name_of(change.gpu) == name and change.kind != "DELETED" and term.holds(change.gpu):
             return change.gpu

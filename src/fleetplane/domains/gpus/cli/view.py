@@ -9,28 +9,32 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict
 
 from fleetplane.cli.clients.client import name_of
-from fleetplane.cli.output import Cell, Table, flat
+from fleetplane.cli.output import Cell, PrintedTable, flat
 from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2
 
 
-class Health(StrEnum):
+class ShownHealth(StrEnum):
     HEALTHY = "Healthy"
     UNHEALTHY = "Unhealthy"
     UNKNOWN = "Unknown"
 
 
 STYLES = {"True": "green", "False": "bold red", "Unknown": "yellow"}
-HEALTH_STYLES = {Health.HEALTHY: "green", Health.UNHEALTHY: "bold red", Health.UNKNOWN: "yellow"}
+HEALTH_STYLES = {
+    ShownHealth.HEALTHY: "green",
+    ShownHealth.UNHEALTHY: "bold red",
+    ShownHealth.UNKNOWN: "yellow",
+}
 
 NO_GPUS = "No GPUs are registered."
 
 
-def health(gpu: gpu_pb2.Gpu) -> Health:
+def health(gpu: gpu_pb2.Gpu) -> ShownHealth:
     """One word from all conditions: a False one condemns, one that is not True casts doubt."""
     statuses = {condition.status for condition in gpu.status.conditions}
     if "False" in statuses:
-        return Health.UNHEALTHY
-    return Health.HEALTHY if statuses == {"True"} else Health.UNKNOWN
+        return ShownHealth.UNHEALTHY
+    return ShownHealth.HEALTHY if statuses == {"True"} else ShownHealth.UNKNOWN
 
 
 def age(condition: gpu_pb2.Condition, now: float) -> str:
@@ -62,16 +66,16 @@ def condition_dicts(gpus: Iterable[gpu_pb2.Gpu]) -> list[dict[str, Any]]:
     ]
 
 
-def gpu_table(gpus: Iterable[gpu_pb2.Gpu], now: float) -> Table:
-    return Table(
+def gpu_table(gpus: Iterable[gpu_pb2.Gpu], now: float) -> PrintedTable:
+    return PrintedTable(
         columns=("NAME", "HEALTH", "CONDITIONS", "SINCE", "ACTION", "VERSION"),
         rows=[_gpu_row(gpu, now) for gpu in gpus],
         empty=NO_GPUS,
     )
 
 
-def condition_table(gpus: Iterable[gpu_pb2.Gpu], now: float) -> Table:
-    return Table(
+def condition_table(gpus: Iterable[gpu_pb2.Gpu], now: float) -> PrintedTable:
+    return PrintedTable(
         columns=("GPU", "TYPE", "STATUS", "SINCE", "REASON", "MESSAGE"),
         rows=[
             (

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fleetplane.cli.clients.client import DeviceClient, Watch, follow
+from fleetplane.cli.clients.client import DeviceClient, GpuWatch, follow
 from fleetplane.cli.output import Format, json_line, rich_table, yaml_text
 from fleetplane.domains.gpus.cli import view as gpu_view
 
@@ -24,7 +24,7 @@ def watch_lines(client: DeviceClient, output: Format, *, seconds: float | None) 
     def on_gap(reason: str, delay_seconds: float) -> None:
         click.echo(f"fleetplane: {reason}; trying again in {delay_seconds:.1f} s", err=True)
 
-    for change in follow(client, Watch(), seconds=seconds, on_gap=on_gap):
+    for change in follow(client, GpuWatch(), seconds=seconds, on_gap=on_gap):
         event = {"type": change.kind, "object": gpu_view.gpu_dict(change.gpu)}
         match output:
             case Format.JSON:
@@ -40,7 +40,7 @@ def watch_live(client: DeviceClient, *, seconds: float | None) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    screen = _Screen(client.address)
+    screen = _GpuScreen(client.address)
     console = Console()
     with Live(
         console=console, get_renderable=screen.draw, refresh_per_second=REDRAWS_PER_SECOND, transient=False
@@ -50,12 +50,12 @@ def watch_live(client: DeviceClient, *, seconds: float | None) -> None:
             live.refresh()
 
 
-class _Screen:
+class _GpuScreen:
     """What the terminal shows. Drawn from rich's own thread, so it reads whole values only."""
 
     def __init__(self, address: str) -> None:
         self._address = address
-        self.watch = Watch()
+        self.watch = GpuWatch()
         self.note = ""
 
     def on_gap(self, reason: str, delay_seconds: float) -> None:
@@ -68,7 +68,7 @@ class _Screen:
         present = sorted(self.watch.gpus.copy().items())
         table = gpu_view.gpu_table([gpu for _, gpu in present], time.time())
         body = rich_table(table) if present else Text(gpu_view.NO_GPUS, style="dim")
-        unhealthy = sum(gpu_view.health(gpu) is gpu_view.Health.UNHEALTHY for _, gpu in present)
+        unhealthy = sum(gpu_view.health(gpu) is gpu_view.ShownHealth.UNHEALTHY for _, gpu in present)
         clock = time.strftime("%H:%M:%S")
         summary = f"{len(present)} GPUs, {unhealthy} unhealthy · {self._address} · {clock} · Ctrl-C ends"
         return Group(body, Text(self.note or summary, style="bold yellow" if self.note else "dim"))

@@ -17,16 +17,16 @@ from google.protobuf.empty_pb2 import Empty
 from fleetplane.domains.gpus import wire
 from fleetplane.domains.gpus.grpc import generations, patches
 from fleetplane.domains.gpus.grpc.encodings import Encodings
-from fleetplane.domains.gpus.grpc.generations import Generation, Page
+from fleetplane.domains.gpus.grpc.generations import Generation, ListRange
 from fleetplane.domains.gpus.kinds import GPU, SCOPE, Gpu, Replacement
 from fleetplane.domains.gpus.providers import ProviderLeases
 from fleetplane.domains.gpus.registry import Gpus
-from fleetplane.domains.gpus.wire import Dialect
+from fleetplane.domains.gpus.wire import GpuDialect
 from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2, provider_pb2
 from fleetplane.gen.nvidia.nvsentinel.v1alpha1 import gpu_pb2 as first_pb2
 from fleetplane.kernel.errors import AlreadyExists, Compacted, InvalidArgument, NotFound, Unavailable
 from fleetplane.kernel.store import Store
-from fleetplane.kernel.watch import Audience, Batch, Watch
+from fleetplane.kernel.watch import Audience, EventBatch, Watch
 from fleetplane.rpc import CallContext, Framed, ImmediateAnswer, Shared
 
 SNAPSHOT_CHUNK = 64
@@ -40,10 +40,10 @@ class Listeners(Audience):
         self._encodings = encodings
         self._sent = sent
 
-    def prepare(self, batch: Batch) -> Shared:
+    def prepare(self, batch: EventBatch) -> Shared:
         return Shared(self._encodings.events(batch))
 
-    def told(self, batch: Batch, sinks: int) -> None:
+    def told(self, batch: EventBatch, sinks: int) -> None:
         for event in batch.events:
             self._sent[event.type] += sinks
 
@@ -54,7 +54,7 @@ class GpuReader:
     def __init__(self, store: Store, gpus: Gpus) -> None:
         self._store = store
         self._gpus = gpus
-        self._encodings = {dialect: Encodings(gpus, dialect) for dialect in Dialect}
+        self._encodings = {dialect: Encodings(gpus, dialect) for dialect in GpuDialect}
         self.events_sent: Counter[str] = Counter()
         self._audiences = {
             dialect: Listeners(encodings, self.events_sent) for dialect, encodings in self._encodings.items()
@@ -71,21 +71,21 @@ class GpuReader:
         for watch in list(self._watches):
             watch.close()
 
-    async def get(self, name: str, dialect: Dialect) -> Framed:
+    async def get(self, name: str, dialect: GpuDialect) -> Framed:
         gpu = self._gpus.peek(name) or await self._gpus.get(name)
         return self._encodings[dialect].get(gpu)
 
-    def at_once(self, dialect: Dialect) -> Mapping[str, ImmediateAnswer]:
+    def at_once(self, dialect: GpuDialect) -> Mapping[str, ImmediateAnswer]:
         """The short ways to the same answers, for callers who ask for no other dialect."""
         encodings = self._encodings[dialect]
         return {"GetGpu": encodings.get_at_once, "ListGpus": encodings.list_at_once}
 
-    async def list(self, dialect: Dialect, page: Page | None = None) -> Framed:
+    async def list(self, dialect: GpuDialect, page: ListRange | None = None) -> Framed:
         await self._gpus.settled()
         encodings = self._encodings[dialect]
         return encodings.list() if page is None else encodings.page(page)
 
-    def encoded(self, gpu: Gpu, dialect: Dialect) -> bytes:
+    def encoded(self, gpu: Gpu, dialect: GpuDialect) -> bytes:
         return self._encodings[dialect].item(gpu)
 
     def _in_order(self, snapshot: Sequence[Gpu]) -> Sequence[Gpu]:
@@ -97,7 +97,7 @@ class GpuReader:
     async def watch(
         self,
         after: int | None,
-        dialect: Dialect,
+        dialect: GpuDialect,
         context: CallContext,
         *,
         initial_events: bool = False,
@@ -155,13 +155,13 @@ class GpuReader:
 class GpuService:
     """`nvidia.device.v1alpha1.GpuService`, in the dialect the caller or the listener asks for."""
 
-    def __init__(self, reader: GpuReader, gpus: Gpus, dialect: Dialect) -> None:
+    def __init__(self, reader: GpuReader, gpus: Gpus, dialect: GpuDialect) -> None:
         self._reader = reader
         self._gpus = gpus
         self._dialect = dialect
         self.immediate = reader.at_once(dialect)
 
-    def _spoken(self, context: CallContext) -> Dialect:
+    def _spoken(self, context: CallContext) -> GpuDialect:
         asked = context.field(wire.DIALECT_FIELD)
         return self._dialect if asked is None else wire.dialect(asked.decode("latin-1"))
 
@@ -236,7 +236,9 @@ class SentinelGpuService:
 
     async def CreateGpu(self, raw: bytes, context: CallContext) -> Framed:
         name, asked, dialect = self._written(raw, first_pb2.CreateGpuRequest, context)
-        report = None if dialect is Dialect.TYPED else asked.report  # which sends an empty one with each GPU
+        report = (
+            None if dialect is GpuDialect.TYPED else asked.report
+        )  # which sends an empty one with each GPU
         gpu, created = await self._gpus.create(
             name, uuid=asked.uuid, report=report, actor=context.principal.name
         )
@@ -260,7 +262,7 @@ class SentinelGpuService:
 
     def _written(
         self, raw: bytes, kind: type[generations.WriteT], context: CallContext
-    ) -> tuple[str, Replacement, Dialect]:
+    ) -> tuple[str, Replacement, GpuDialect]:
         message, dialect = generations.write_request(raw, kind, self._generation, _asked(context))
         name, asked = wire.asked_gpu(message)
         return name, asked, dialect
@@ -276,7 +278,7 @@ class SentinelGpuService:
             operation="update_status" if status else "update_spec",
             actor=context.principal.name,
         )
-        return self._framed(gpu, Dialect.TYPED)
+        return self._framed(gpu, GpuDialect.TYPED)
 
     async def DeleteGpu(self, request: first_pb2.DeleteGpuRequest, context: CallContext) -> Empty:
         name, must = wire.gpu_name(request.name), request.opts.preconditions
@@ -286,7 +288,7 @@ class SentinelGpuService:
             raise NotFound("gpu not found", field="name", details={"name": name})
         return Empty()
 
-    def _framed(self, gpu: Gpu, dialect: Dialect) -> Framed:
+    def _framed(self, gpu: Gpu, dialect: GpuDialect) -> Framed:
         return Framed(self._reader.encoded(gpu, dialect))
 
 

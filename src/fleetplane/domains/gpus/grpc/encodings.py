@@ -6,11 +6,11 @@ from bisect import bisect_right
 from collections.abc import Mapping
 
 from fleetplane.domains.gpus import wire
-from fleetplane.domains.gpus.grpc.generations import Page, continue_token
+from fleetplane.domains.gpus.grpc.generations import ListRange, continue_token
 from fleetplane.domains.gpus.kinds import Gpu
 from fleetplane.domains.gpus.registry import Gpus
-from fleetplane.domains.gpus.wire import Dialect
-from fleetplane.kernel.watch import Batch, Event
+from fleetplane.domains.gpus.wire import GpuDialect
+from fleetplane.kernel.watch import Event, EventBatch
 from fleetplane.rpc import Framed
 
 SPARE_ENTRIES = 64
@@ -24,7 +24,7 @@ REQUEST_BYTES_KNOWN = 1024
 class Encodings:
     """The answers of one dialect, kept as the bytes that go out."""
 
-    def __init__(self, gpus: Gpus, dialect: Dialect) -> None:
+    def __init__(self, gpus: Gpus, dialect: GpuDialect) -> None:
         self._gpus = gpus
         self._dialect = dialect
         self._items: dict[str, tuple[int, bytes]] = {}
@@ -82,7 +82,7 @@ class Encodings:
             self._list = (version, Framed(wire.encode_list(items, version, self._dialect)))
         return self._list[1]
 
-    def page(self, wanted: Page) -> Framed:
+    def page(self, wanted: ListRange) -> Framed:
         """Part of the list. Every page tells the version of the first: a watch from there misses nothing."""
         gpus = self._gpus.all()
         version = self._gpus.version if wanted.version is None else wanted.version
@@ -114,7 +114,7 @@ class Encodings:
         assert isinstance(framed, Framed)
         return framed
 
-    def events(self, batch: Batch) -> Framed:
+    def events(self, batch: EventBatch) -> Framed:
         """All events of a batch; watchers at the same place are given the same one."""
         framed = batch.memo.get(self._dialect)
         if framed is None:

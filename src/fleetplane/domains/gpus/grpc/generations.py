@@ -22,7 +22,7 @@ import msgspec
 from google.protobuf.message import DecodeError, Message
 
 from fleetplane.domains.gpus import wire
-from fleetplane.domains.gpus.wire import Dialect
+from fleetplane.domains.gpus.wire import GpuDialect
 from fleetplane.gen.fleetplane.device.v1alpha1 import named_pb2, typed_pb2
 from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2
 from fleetplane.gen.nvidia.nvsentinel.v1alpha1 import gpu_pb2 as first_pb2
@@ -35,7 +35,7 @@ WriteT = TypeVar(
 ReadT = named_pb2.LaterGetGpuRequest | named_pb2.LaterListGpusRequest
 
 SETTING = "listeners.device-api.nvsentinel_generation"
-LATER = (Dialect.LATER, Dialect.LATER_NAMESPACED)
+LATER = (GpuDialect.LATER, GpuDialect.LATER_NAMESPACED)
 NOT_OLDER = "NotOlderThan"
 LONGEST_WATCH_SECONDS = 86_400.0
 """Longer ones than a day are as good as endless."""
@@ -57,12 +57,12 @@ class Generation(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetRequest:
     name: str
-    dialect: Dialect
+    dialect: GpuDialect
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListRequest:
-    dialect: Dialect
+    dialect: GpuDialect
     resource_version: str = ""
     elsewhere: bool = False
     """It asks about a namespace in which nothing is."""
@@ -73,7 +73,7 @@ class ListRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
+class ListRange:
     """Which part of a list is wanted."""
 
     limit: int
@@ -98,7 +98,7 @@ def list_request(raw: bytes, generation: Generation, asked: str | None) -> ListR
     namespace, version = _told(request.namespace, request.opts)
     dialect = _dialect(request, namespace, generation, asked)
     elsewhere = namespace not in ("", wire.NAMESPACE)
-    if dialect is not Dialect.TYPED:
+    if dialect is not GpuDialect.TYPED:
         return ListRequest(dialect=dialect, resource_version=version, elsewhere=elsewhere)
     options = parsed(raw, typed_pb2.TypedListGpusRequest).opts
     if options.label_selector:
@@ -129,23 +129,24 @@ def watch_request(raw: bytes, generation: Generation, asked: str | None) -> List
         raise FailedPrecondition(
             "resource_version is required: list first and watch from the version of that list",
             field="opts.resource_version",
-            hint=f"or send the metadata {wire.DIALECT_HEADER}: {Dialect.LATER}, to begin with what there is",
+            hint=f"or send the metadata {wire.DIALECT_HEADER}: {GpuDialect.LATER}, "
+            "to begin with what there is",
         )
     return request
 
 
 def write_request(
     raw: bytes, kind: type[WriteT], generation: Generation, asked: str | None
-) -> tuple[gpu_pb2.Gpu, Dialect]:
+) -> tuple[gpu_pb2.Gpu, GpuDialect]:
     """The GPU of a write, in the numbers of the later generation, and the dialect of the answer."""
     said = parsed(raw, typed_pb2.KindOfGpuRequest).gpu.type_meta  # in a later one, name and version
     typed = said.kind == wire.GPU_KIND and "/" in said.api_version
     if generation is Generation.TYPED:
         typed = typed or not said.kind
-    if asked == Dialect.TYPED or (asked is None and typed):
-        return wire.untyped(parsed(raw, typed_pb2.TypedWriteGpuRequest).gpu), Dialect.TYPED
+    if asked == GpuDialect.TYPED or (asked is None and typed):
+        return wire.untyped(parsed(raw, typed_pb2.TypedWriteGpuRequest).gpu), GpuDialect.TYPED
     gpu = parsed(raw, kind).gpu
-    return gpu, Dialect.LATER_NAMESPACED if gpu.metadata.namespace else Dialect.LATER
+    return gpu, GpuDialect.LATER_NAMESPACED if gpu.metadata.namespace else GpuDialect.LATER
 
 
 def _told(namespace: bytes, options: gpu_pb2.ListOptions | gpu_pb2.GetOptions) -> tuple[str, str]:
@@ -156,21 +157,21 @@ def _told(namespace: bytes, options: gpu_pb2.ListOptions | gpu_pb2.GetOptions) -
     return namespace.decode("utf-8", "replace"), options.resource_version
 
 
-def _dialect(request: ReadT, namespace: str, generation: Generation, asked: str | None) -> Dialect:
+def _dialect(request: ReadT, namespace: str, generation: Generation, asked: str | None) -> GpuDialect:
     """`request` says whether it carries a namespace or options, `namespace` which one."""
-    later = Dialect.LATER_NAMESPACED if namespace else Dialect.LATER
+    later = GpuDialect.LATER_NAMESPACED if namespace else GpuDialect.LATER
     if asked is not None:
-        if asked not in (Dialect.FIRST, Dialect.LATER, Dialect.TYPED):
+        if asked not in (GpuDialect.FIRST, GpuDialect.LATER, GpuDialect.TYPED):
             raise InvalidArgument(
                 f"unknown dialect {asked!r} of this package; known are first, later, typed",
                 field=wire.DIALECT_HEADER,
             )
-        return later if asked == Dialect.LATER else Dialect(asked)
+        return later if asked == GpuDialect.LATER else GpuDialect(asked)
     spaced, opted = request.HasField("namespace"), request.HasField("opts")
     if spaced and opted and not request.namespace:
-        return Dialect.TYPED
+        return GpuDialect.TYPED
     if spaced or opted:
-        return Dialect.TYPED if generation is Generation.TYPED else later
+        return GpuDialect.TYPED if generation is Generation.TYPED else later
     if generation is Generation.AUTO:
         raise FailedPrecondition(
             "this request carries neither namespace nor options: clients of several generations may have sent"
@@ -178,7 +179,7 @@ def _dialect(request: ReadT, namespace: str, generation: Generation, asked: str 
             field=SETTING,
             hint=f"set it to first, later or typed, or send one as the metadata {wire.DIALECT_HEADER}",
         )
-    return Dialect(generation)
+    return GpuDialect(generation)
 
 
 def parsed(raw: bytes, kind: type[MessageT]) -> MessageT:
@@ -200,7 +201,7 @@ def status_request(raw: bytes) -> tuple[gpu_pb2.ReplaceGpuStatusRequest, int | N
 # Pages.
 
 
-def page(options: gpu_pb2.ListOptions) -> Page | None:
+def page(options: gpu_pb2.ListOptions) -> ListRange | None:
     """What part of the list is asked for; None for all of it."""
     if options.limit < 0:
         raise InvalidArgument(f"limit is {options.limit}, below 0", field="opts.limit")
@@ -208,13 +209,13 @@ def page(options: gpu_pb2.ListOptions) -> Page | None:
         return None
     limit = min(options.limit or PAGE_LIMIT, PAGE_LIMIT)
     if not options.continue_token:
-        return Page(limit=limit)
+        return ListRange(limit=limit)
     try:
         raw = base64.b64decode(options.continue_token.encode("ascii"), altchars=b"-_", validate=True)
         version, after = msgspec.json.decode(raw, type=tuple[int, str])
     except (ValueError, binascii.Error, msgspec.MsgspecError) as error:
         raise InvalidArgument("is none that this server gave out", field="opts.continue_token") from error
-    return Page(limit=limit, after=after, version=version)
+    return ListRange(limit=limit, after=after, version=version)
 
 
 def continue_token(version: int, after: str) -> str:

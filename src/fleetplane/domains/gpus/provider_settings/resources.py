@@ -19,9 +19,9 @@ from fleetplane.fleet.resources.declaration import (
     READING,
     Column,
     PublicResource,
-    Reading,
-    Shape,
-    View,
+    ResourceShape,
+    ResourceView,
+    ViewReader,
     Writable,
     WriteCall,
 )
@@ -36,7 +36,7 @@ PROBLEMS_LIMIT = 20
 """Providers that are named with what is wrong with them."""
 
 
-class ProviderSettingsView(Shape, frozen=True, forbid_unknown_fields=True):
+class ProviderSettingsView(ResourceShape, frozen=True, forbid_unknown_fields=True):
     heartbeat_seconds: float | None = None
     """Seconds between heartbeats, a third of the lease at most; null leaves it to the provider."""
     ignored_xids: tuple[int, ...] = ()
@@ -45,7 +45,7 @@ class ProviderSettingsView(Shape, frozen=True, forbid_unknown_fields=True):
     """How often GPUs are looked at anew, which lets recovered ones report; null: as it was started."""
 
 
-class ProviderSettingsStatus(Shape, frozen=True):
+class ProviderSettingsStatus(ResourceShape, frozen=True):
     version: str
     """Of the settings as they are written here; providers may be held at another by a rollout."""
     providers: int
@@ -57,13 +57,13 @@ class ProviderSettingsStatus(Shape, frozen=True):
 
 
 def settings_view(
-    found: StoredSettings, reading: Reading
-) -> View[ProviderSettingsView, ProviderSettingsStatus]:
+    found: StoredSettings, reading: ViewReader
+) -> ResourceView[ProviderSettingsView, ProviderSettingsStatus]:
     """What is shown of the settings."""
     spec, version = found.spec, digest(rules.encoded(found.spec))
     reports = [(one.name, one.status) for one in reading.list(SETTINGS_APPLIED, AT)]
     failing = [(name, status.error) for name, status in reports if status is not None and status.error]
-    return View(
+    return ResourceView(
         spec=ProviderSettingsView(
             heartbeat_seconds=spec.heartbeat_seconds,
             ignored_xids=spec.ignored_xids,
@@ -106,7 +106,7 @@ def delete_settings(call: WriteCall) -> None:
     call.draft.delete(PROVIDER_SETTINGS, AT, NAME)
 
 
-def disturbs(_before: AnyResource | None, after: AnyResource | None, _reading: Reading) -> Sequence[str]:
+def disturbs(_before: AnyResource | None, after: AnyResource | None, _reading: ViewReader) -> Sequence[str]:
     """What happens to providers: nothing but new settings, unless all of them go."""
     return ("providers go on with the settings that they were started with",) if after is None else ()
 

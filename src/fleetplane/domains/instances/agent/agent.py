@@ -14,13 +14,13 @@ import grpc
 import grpc.aio
 
 from fleetplane.domains.instances.agent.identity.folder import IdentityFolder
-from fleetplane.domains.instances.agent.identity.registration import Registrar
+from fleetplane.domains.instances.agent.identity.registration import InstanceRegistrar
 from fleetplane.domains.instances.agent.reporter import watch_spot
-from fleetplane.domains.instances.agent.session import STEADY_SECONDS, Node, Session
+from fleetplane.domains.instances.agent.session import STEADY_SECONDS, InstanceNode, InstanceSession
 from fleetplane.domains.instances.agent.spot import SpotSource
-from fleetplane.domains.instances.agent.transport import Transport
+from fleetplane.domains.instances.agent.transport import InstanceTransport
 from fleetplane.node.certificates import Life
-from fleetplane.node.connection import Attempt, KeepConnected, Retries
+from fleetplane.node.connection import ConnectionAttempt, ConnectionRetries, KeepConnected
 from fleetplane.node.link import LinkLost
 from fleetplane.node.probes import Probes
 from fleetplane.node.short_lived import CallFailed
@@ -31,7 +31,7 @@ HAND_OVER_SECONDS: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class ServerLine:
     """A connection, and how long the certificate lives that it was made with."""
 
     channel: grpc.aio.Channel
@@ -45,9 +45,9 @@ class InstanceAgent:
         self,
         *,
         identity: IdentityFolder,
-        registrar: Registrar,
-        transport: Transport,
-        node: Node,
+        registrar: InstanceRegistrar,
+        transport: InstanceTransport,
+        node: InstanceNode,
         spot: SpotSource | None,
         spot_interval_seconds: float,
         health_address: str = "",
@@ -59,7 +59,7 @@ class InstanceAgent:
         self._spot = spot
         self._spot_interval_seconds = spot_interval_seconds
         self._channel: grpc.aio.Channel | None = None
-        self._successor: Line | None = None
+        self._successor: ServerLine | None = None
         """A connection that was brought up before the last session ended."""
         self.probes = Probes(health_address, lambda: self.is_connected) if health_address else None
         self.sessions = 0
@@ -97,13 +97,13 @@ class InstanceAgent:
         node = self._node
         await KeepConnected(
             endings=(LinkLost,),
-            waits=Retries(backoff=node.backoff, spread_seconds=node.spread_seconds),
+            waits=ConnectionRetries(backoff=node.backoff, spread_seconds=node.spread_seconds),
             lost=self._lost,
             clock=node.clock,
             steady_seconds=STEADY_SECONDS,
         ).run(self._serve)
 
-    async def _serve(self, attempt: Attempt) -> None:
+    async def _serve(self, attempt: ConnectionAttempt) -> None:
         """Serve on the connection that was handed over, or on a new one."""
         line, self._successor = self._successor, None
         self._successor = await self._session(line or await self._line(), attempt)
@@ -112,7 +112,7 @@ class InstanceAgent:
         self._transport.learn(str(why))
         self._node.log.warning("server_lost", error=str(why), retry_in_seconds=round(seconds, 2))
 
-    async def _line(self) -> Line:
+    async def _line(self) -> ServerLine:
         """A connection as the identity folder allows it now."""
         # Asked each time: a certificate may have run out, or a new nonce been put there.
         try:
@@ -120,11 +120,11 @@ class InstanceAgent:
             credentials = await asyncio.to_thread(self._identity.credentials)
         except CallFailed as error:  # the machine is short of something; it may pass
             raise LinkLost(error.message) from error
-        return Line(channel=self._transport.agent_channel(credentials), life=credentials.life)
+        return ServerLine(channel=self._transport.agent_channel(credentials), life=credentials.life)
 
-    async def _session(self, line: Line, attempt: Attempt) -> Line | None:
+    async def _session(self, line: ServerLine, attempt: ConnectionAttempt) -> ServerLine | None:
         """Serve on one connection; the one that takes its place, if that is up already."""
-        successor: Line | None = None
+        successor: ServerLine | None = None
 
         async def hand_over() -> None:
             nonlocal successor
@@ -134,7 +134,7 @@ class InstanceAgent:
             self.sessions += 1
             self._channel = channel
             try:
-                await Session(channel, self._node, line.life).run(hand_over, attempt.established)
+                await InstanceSession(channel, self._node, line.life).run(hand_over, attempt.established)
             except BaseException:
                 if successor is not None:
                     await successor.channel.close()
@@ -143,7 +143,7 @@ class InstanceAgent:
                 self._channel = None
         return successor
 
-    async def _ready_line(self) -> Line | None:
+    async def _ready_line(self) -> ServerLine | None:
         line = await self._line()
         try:
             async with asyncio.timeout(HAND_OVER_SECONDS):

@@ -23,7 +23,7 @@ INTERFACE_COUNTERS: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class MachineSample:
     """One look at the machine; what could not be read is None or an error in words."""
 
     uptime_seconds: float = 0.0
@@ -39,7 +39,7 @@ class Reading:
     ebpf_error: str = ""
 
 
-class Machine:
+class MachineSampler:
     """Reads the figures below `root`, which tests replace. Blocking, though never for long."""
 
     def __init__(self, *, interface: str = "", ebpf_counters: str = "", root: Path = proc.ROOT) -> None:
@@ -52,12 +52,12 @@ class Machine:
     def __repr__(self) -> str:
         return f"<Machine {self._root} interface={self._interface or 'none'}>"
 
-    def look(self) -> Reading:
+    def look(self) -> MachineSample:
         percents = self._usage.look()
         memory = proc.memory(self._root)
         counters, interface_error = self._interface_counters()
         count, most, conntrack_error = self._conntrack()
-        return Reading(
+        return MachineSample(
             uptime_seconds=proc.uptime_seconds(self._root),
             cpu_percent=percents.pop("cpu", None),
             core_percents=tuple(percents.values()),

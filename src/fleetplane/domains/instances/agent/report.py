@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fleetplane.domains.instances.agent.machine import Reading
-from fleetplane.domains.instances.agent.spot import Notice
+from fleetplane.domains.instances.agent.machine import MachineSample
+from fleetplane.domains.instances.agent.spot import SpotNotice
 from fleetplane.gen.nstance.v1 import agent_pb2
 from fleetplane.kernel.values import durations
 from fleetplane.kernel.values.timestamps import timestamp
@@ -17,10 +17,10 @@ def health_report(
     instance_id: str,
     count: int,
     now_ns: int,
-    reading: Reading,
+    reading: MachineSample,
     modified_ns: Mapping[str, int],
     errors: Mapping[str, str],
-    notice: Notice | None,
+    notice: SpotNotice | None,
     config_hash: str,
 ) -> agent_pb2.HealthReportRequest:
     files = {name: agent_pb2.FileStatus(last_modified=timestamp(at)) for name, at in modified_ns.items()}
@@ -38,7 +38,7 @@ def health_report(
     )
 
 
-def _metrics(reading: Reading) -> agent_pb2.Metrics:
+def _metrics(reading: MachineSample) -> agent_pb2.Metrics:
     metrics = agent_pb2.Metrics(
         cpu_usage=reading.cpu_percent,
         cpu_core_usage=reading.core_percents,
@@ -64,6 +64,6 @@ def _metrics(reading: Reading) -> agent_pb2.Metrics:
     return metrics
 
 
-def _termination(notice: Notice) -> agent_pb2.TerminationNotice:
+def _termination(notice: SpotNotice) -> agent_pb2.TerminationNotice:
     deadline = None if notice.deadline_ns is None else timestamp(notice.deadline_ns)
     return agent_pb2.TerminationNotice(action=notice.action, deadline=deadline)

@@ -13,9 +13,9 @@ import structlog
 
 from fleetplane.domains.instances.agent.files.folder import ReceiveFolder
 from fleetplane.domains.instances.agent.identity.folder import IdentityFolder
-from fleetplane.domains.instances.agent.machine import Machine
+from fleetplane.domains.instances.agent.machine import MachineSampler
 from fleetplane.domains.instances.agent.report import health_report
-from fleetplane.domains.instances.agent.spot import Notice, SpotSource
+from fleetplane.domains.instances.agent.spot import SpotNotice, SpotSource
 from fleetplane.gen.nstance.v1 import agent_pb2
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import Unavailable
@@ -25,14 +25,14 @@ LEAST_GAP_SECONDS: Final = 0.2
 would otherwise keep both sides busy for ever."""
 
 
-class Reporter:
+class InstanceReporter:
     def __init__(
         self,
         *,
         version: str,
         instance_id: str,
         interval_seconds: float,
-        machine: Machine,
+        machine: MachineSampler,
         identity: IdentityFolder,
         received: ReceiveFolder,
         clock: Clock,
@@ -45,7 +45,7 @@ class Reporter:
         self._received = received
         self._clock = clock
         self._wake = asyncio.Event()
-        self.notice: Notice | None = None
+        self.notice: SpotNotice | None = None
         self.count = 0
 
     def __repr__(self) -> str:
@@ -59,7 +59,7 @@ class Reporter:
         """Something happened that the server should not wait for."""
         self._wake.set()
 
-    def set_notice(self, notice: Notice | None) -> None:
+    def set_notice(self, notice: SpotNotice | None) -> None:
         if notice != self.notice:
             self.notice = notice
             self.wake()
@@ -96,7 +96,7 @@ class Reporter:
 
 async def watch_spot(
     source: SpotSource,
-    reporter: Reporter,
+    reporter: InstanceReporter,
     *,
     interval_seconds: float,
     clock: Clock,

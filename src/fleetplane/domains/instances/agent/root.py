@@ -20,18 +20,18 @@ from fleetplane.domains.instances.agent.identity import light
 from fleetplane.domains.instances.agent.identity.folder import IdentityFolder
 from fleetplane.domains.instances.agent.identity.keys import KeyFolder
 from fleetplane.domains.instances.agent.identity.light import LightIdentityFolder, LightKeyFolder
-from fleetplane.domains.instances.agent.identity.registration import Registrar, Self
+from fleetplane.domains.instances.agent.identity.registration import InstanceRegistrar, InstanceSelf
 from fleetplane.domains.instances.agent.identity.renewal import (
     TRUST_SECONDS,
     CertificateKeeper,
-    Renewal,
+    CertificateRenewal,
     ServerRenewal,
 )
-from fleetplane.domains.instances.agent.machine import Machine
-from fleetplane.domains.instances.agent.reporter import Reporter
-from fleetplane.domains.instances.agent.session import Node, Pauses
+from fleetplane.domains.instances.agent.machine import MachineSampler
+from fleetplane.domains.instances.agent.reporter import InstanceReporter
+from fleetplane.domains.instances.agent.session import InstanceNode, Pauses
 from fleetplane.domains.instances.agent.spot import SpotSource, detect_spot
-from fleetplane.domains.instances.agent.transport import Transport
+from fleetplane.domains.instances.agent.transport import InstanceTransport
 from fleetplane.domains.instances.rules import files as file_rules
 from fleetplane.kernel.backoff import Backoff
 from fleetplane.kernel.clock import SystemClock
@@ -107,7 +107,7 @@ def make_instance_agent(
     *,
     spot: SpotSource | None = None,
     is_light: bool = False,
-    renewal: Renewal | None = None,
+    renewal: CertificateRenewal | None = None,
     backoff: Backoff | None = None,
     pauses: Pauses | None = None,
     check_in: Follow = no_check_in,
@@ -127,16 +127,18 @@ def make_instance_agent(
         now_ms=lambda: clock.now_ns() // 1_000_000,
         check=folders.check,
     )
-    reporter = Reporter(
+    reporter = InstanceReporter(
         version=__version__,
         instance_id=settings.instance_id,
         interval_seconds=settings.report_interval_seconds,
-        machine=Machine(interface=settings.metrics_interface, ebpf_counters=settings.ebpf_counters_path),
+        machine=MachineSampler(
+            interface=settings.metrics_interface, ebpf_counters=settings.ebpf_counters_path
+        ),
         identity=folders.identity,
         received=received,
         clock=clock,
     )
-    node = Node(
+    node = InstanceNode(
         instance_id=settings.instance_id,
         received=received,
         keys=folders.keys,
@@ -156,7 +158,7 @@ def make_instance_agent(
         pauses=pauses or Pauses(),
         check_in=check_in,
     )
-    transport = Transport(
+    transport = InstanceTransport(
         registration_address=settings.registration_address,
         agent_address=settings.agent_address,
         identity=folders.identity,
@@ -164,7 +166,7 @@ def make_instance_agent(
     )
     return InstanceAgent(
         identity=folders.identity,
-        registrar=Registrar(
+        registrar=InstanceRegistrar(
             folder=folders.identity,
             transport=transport,
             me=_self(settings),
@@ -205,9 +207,9 @@ def _light_folders(settings: InstanceAgentSettings) -> _Folders:
     )
 
 
-def _self(settings: InstanceAgentSettings) -> Self:
+def _self(settings: InstanceAgentSettings) -> InstanceSelf:
     towards = settings.registration_address
-    return Self(
+    return InstanceSelf(
         instance_id=settings.instance_id,
         hostname=settings.hostname or socket.gethostname(),
         private_ipv4=settings.ipv4 or address_towards(towards, socket.AF_INET),

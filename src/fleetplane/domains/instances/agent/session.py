@@ -19,10 +19,10 @@ import structlog
 from google.protobuf.empty_pb2 import Empty
 
 from fleetplane.domains.instances.agent.files.folder import PatchRefused, ReceiveFolder
-from fleetplane.domains.instances.agent.files.patch import Patch, PatchBroken, PatchReader, Transfer
+from fleetplane.domains.instances.agent.files.patch import FilePatch, PatchBroken, PatchReader, Transfer
 from fleetplane.domains.instances.agent.identity.keys import KeyFolder
 from fleetplane.domains.instances.agent.identity.renewal import CertificateKeeper
-from fleetplane.domains.instances.agent.reporter import Reporter
+from fleetplane.domains.instances.agent.reporter import InstanceReporter
 from fleetplane.domains.instances.agent.transport import CALL_LIMIT_SECONDS
 from fleetplane.gen.nstance.v1 import agent_pb2, agent_pb2_grpc
 from fleetplane.kernel.backoff import Backoff
@@ -52,13 +52,13 @@ class Pauses:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class InstanceNode:
     """What lasts from one session to the next."""
 
     instance_id: str
     received: ReceiveFolder
     keys: KeyFolder
-    reporter: Reporter
+    reporter: InstanceReporter
     keeper: CertificateKeeper
     clock: Clock
     log: structlog.typing.FilteringBoundLogger
@@ -70,8 +70,8 @@ class Node:
     """Says which version this is, over each connection."""
 
 
-class Session:
-    def __init__(self, channel: grpc.aio.Channel, node: Node, life: Life) -> None:
+class InstanceSession:
+    def __init__(self, channel: grpc.aio.Channel, node: InstanceNode, life: Life) -> None:
         self._channel = channel
         self._stub = agent_pb2_grpc.AgentServiceStub(channel)
         self._node = node
@@ -141,7 +141,7 @@ class Session:
         finally:
             call.cancel()
 
-    async def _apply(self, patch: Patch) -> None:
+    async def _apply(self, patch: FilePatch) -> None:
         """Take a patch. One that cannot be taken is reported, and the stream goes on."""
         node = self._node
         try:

@@ -27,28 +27,28 @@ _UNAUTHORIZED: Final = 401
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Notice:
+class SpotNotice:
     action: str
     deadline_ns: int | None = None
 
 
 class SpotSource(Protocol):
-    async def notice(self) -> Notice | None:
+    async def notice(self) -> SpotNotice | None:
         """The notice that is out, or None. Raises Unavailable when nobody could say."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class MetadataAnswer:
     status: int
     body: bytes
 
 
-Ask = Callable[[str, str, Mapping[str, str]], Answer]
+Ask = Callable[[str, str, Mapping[str, str]], MetadataAnswer]
 """Method, URL, headers; blocking. An argument, so that tests need no network."""
 
 
-def ask_metadata(method: str, url: str, headers: Mapping[str, str]) -> Answer:
+def ask_metadata(method: str, url: str, headers: Mapping[str, str]) -> MetadataAnswer:
     """Ask a metadata service directly: a proxy of the environment would answer for another machine."""
     import urllib.error  # only machines in a cloud need it, and it takes three megabytes
     import urllib.request
@@ -57,10 +57,10 @@ def ask_metadata(method: str, url: str, headers: Mapping[str, str]) -> Answer:
     request = urllib.request.Request(url, method=method, headers=dict(headers))  # noqa: S310  # constants below
     try:
         with opener.open(request, timeout=ASK_LIMIT_SECONDS) as response:
-            return Answer(status=response.status, body=response.read(ANSWER_LIMIT_BYTES))
+            return MetadataAnswer(status=response.status, body=response.read(ANSWER_LIMIT_BYTES))
     except urllib.error.HTTPError as error:
         with error:
-            return Answer(status=error.code, body=b"")
+            return MetadataAnswer(status=error.code, body=b"")
     except OSError as error:
         raise Unavailable(f"the metadata service does not answer: {error}") from error
 
@@ -76,7 +76,7 @@ class AwsSpot:
     def __repr__(self) -> str:
         return "<AwsSpot>"
 
-    async def notice(self) -> Notice | None:
+    async def notice(self) -> SpotNotice | None:
         answer = await asyncio.to_thread(self._read)
         if answer.status == _NOT_FOUND:
             return None
@@ -84,11 +84,11 @@ class AwsSpot:
             raise Unavailable(f"the metadata service answered {answer.status}")
         try:
             said = json.loads(answer.body)
-            return Notice(action=str(said["action"]), deadline_ns=_nanoseconds(said.get("time")))
+            return SpotNotice(action=str(said["action"]), deadline_ns=_nanoseconds(said.get("time")))
         except (ValueError, KeyError, TypeError, AttributeError):
-            return Notice(action="terminate")  # a notice that we cannot read is a notice
+            return SpotNotice(action="terminate")  # a notice that we cannot read is a notice
 
-    def _read(self) -> Answer:
+    def _read(self) -> MetadataAnswer:
         if not self._token:
             lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_SECONDS)}
             granted = self._ask("PUT", f"{self._origin}/latest/api/token", lifetime)
@@ -118,7 +118,7 @@ class GoogleSpot:
     def __repr__(self) -> str:
         return "<GoogleSpot>"
 
-    async def notice(self) -> Notice | None:
+    async def notice(self) -> SpotNotice | None:
         url = f"{self._origin}/computeMetadata/v1/instance/preempted"
         answer = await asyncio.to_thread(self._ask, "GET", url, {"Metadata-Flavor": "Google"})
         if answer.status != 200:
@@ -128,7 +128,7 @@ class GoogleSpot:
             return None
         if self._deadline_ns is None:
             self._deadline_ns = self._now_ns() + GOOGLE_NOTICE_SECONDS * 1_000_000_000
-        return Notice(action="terminate", deadline_ns=self._deadline_ns)
+        return SpotNotice(action="terminate", deadline_ns=self._deadline_ns)
 
 
 def detect_spot(root: Path = Path("/")) -> SpotSource | None:

@@ -18,8 +18,8 @@ import structlog
 from fleetplane.domains.instances.agent.identity.folder import IdentityFolder
 from fleetplane.domains.instances.agent.relay import TlsRelay, client_context
 from fleetplane.node import link
-from fleetplane.node.certificates import Credentials
-from fleetplane.node.link import LinkOptions, Trust
+from fleetplane.node.certificates import ConnectionCredentials
+from fleetplane.node.link import LinkOptions, ServerTrust
 
 CALL_LIMIT_SECONDS: Final = 30.0
 OPTIONS: Final = LinkOptions()
@@ -28,7 +28,7 @@ HANDSHAKE_FAILURE: Final = "HANDSHAKE_FAILURE"
 """How gRPC tells of a server that has no certificate for it."""
 
 
-class Transport:
+class InstanceTransport:
     def __init__(
         self,
         *,
@@ -54,9 +54,9 @@ class Transport:
     def registration_channel(self, authority_pem: bytes) -> grpc.aio.Channel:
         if self.relayed:
             return _relayed(self._registration, self._addresses[0])
-        return link.channel(self._addresses[0], Trust(roots_pem=authority_pem), OPTIONS)
+        return link.channel(self._addresses[0], ServerTrust(roots_pem=authority_pem), OPTIONS)
 
-    def agent_channel(self, credentials: Credentials) -> grpc.aio.Channel:
+    def agent_channel(self, credentials: ConnectionCredentials) -> grpc.aio.Channel:
         if self.relayed:
             return _relayed(self._agent, self._addresses[1])
         return agent_channel(self._addresses[1], credentials)
@@ -86,9 +86,9 @@ class Transport:
         )
 
 
-def agent_channel(address: str, identity: Credentials) -> grpc.aio.Channel:
+def agent_channel(address: str, identity: ConnectionCredentials) -> grpc.aio.Channel:
     """Trusts the authority in the identity folder alone, and holds the server to the host dialled."""
-    trust = Trust(
+    trust = ServerTrust(
         roots_pem=identity.authority_pem, key_pem=identity.key_pem, certificate_pem=identity.certificate_pem
     )
     return link.channel(address, trust, OPTIONS)

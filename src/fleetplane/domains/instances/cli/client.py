@@ -26,7 +26,7 @@ from google.protobuf.empty_pb2 import Empty
 
 from fleetplane.cli.clients.client import CHANNEL_OPTIONS, STREAM_EVENTS_LIMIT, WAIT_SLICE_SECONDS, away
 from fleetplane.cli.clients.identity_files import IdentityFiles, renewal_at
-from fleetplane.cli.clients.owner_client import Connection, OwnerClient
+from fleetplane.cli.clients.owner_client import OwnerClient, OwnerConnection
 from fleetplane.cli.clients.rest_client import connect
 from fleetplane.client.places import Place, is_remote, owner_directory, resolve
 from fleetplane.gen.fleetplane.admin.v1 import authority_pb2, authority_pb2_grpc
@@ -59,7 +59,7 @@ class AuthorityClient(OwnerClient):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
+class OperatorIdentity:
     """What an operator needs to be let in."""
 
     authority_pem: bytes
@@ -67,7 +67,7 @@ class Identity:
     certificate_pem: bytes
 
     @classmethod
-    def load(cls, folder: Path) -> Identity:
+    def load(cls, folder: Path) -> OperatorIdentity:
         """The files that operators keep, by the names they keep them under."""
         found = {}
         for name in ("ca.crt", "identity.key", "identity.crt"):
@@ -89,7 +89,7 @@ class Identity:
 class Made:
     """An identity that the server's owner has had made."""
 
-    identity: Identity
+    identity: OperatorIdentity
     public_pem: bytes
     operator_id: str
     operator_address: str
@@ -112,7 +112,7 @@ def make_identity(admin: Calls, *, tenant: str, operator_id: str, life_seconds: 
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     return Made(
-        identity=Identity(
+        identity=OperatorIdentity(
             authority_pem=answer.authority_pem, key_pem=key_pem, certificate_pem=answer.certificate_pem
         ),
         public_pem=public_pem,
@@ -147,19 +147,21 @@ class Operator(Calls, Protocol):
 def admin_client(place: Place) -> Calls:
     """Whoever administers instances: the owner at the server's socket, anyone else with a token."""
     if is_remote(place):
-        return RemoteCalls(place, "admin", admin_pb2.DESCRIPTOR.services_by_name["InstancesAdmin"])
+        return RemoteCallClient(place, "admin", admin_pb2.DESCRIPTOR.services_by_name["InstancesAdmin"])
     return AdminClient(owner_directory(place), call_seconds=place.timeout)
 
 
 def authority_client(place: Place) -> Calls:
     """Whoever replaces the authority."""
     if is_remote(place):
-        return RemoteCalls(place, "authority", authority_pb2.DESCRIPTOR.services_by_name["AuthorityAdmin"])
+        return RemoteCallClient(
+            place, "authority", authority_pb2.DESCRIPTOR.services_by_name["AuthorityAdmin"]
+        )
     return AuthorityClient(owner_directory(place), call_seconds=place.timeout)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class OperatorTarget:
     """Which server, and as whom: with an identity folder, with a token, or here as the server's owner."""
 
     place: Place
@@ -193,7 +195,7 @@ class Target:
 
     def _of_folder(self, address: str, folder: Path) -> OperatorClient:
         """An operator with an identity folder, whose certificate is renewed when half of its life is over."""
-        operator = OperatorClient(address, Identity.load(folder), call_seconds=self.call_seconds)
+        operator = OperatorClient(address, OperatorIdentity.load(folder), call_seconds=self.call_seconds)
         files = IdentityFiles(folder)
         if datetime.now(UTC) < renewal_at(files.certificate()):
             return operator
@@ -204,10 +206,10 @@ class Target:
             files.keep(certificate_pem=answer.client_certificate_pem, authority_pem=answer.authority_pem)
         except (grpc.RpcError, OSError) as error:  # what is left of its life may do for this command
             click.echo(f"fleetplane: the certificate in {folder} was not renewed: {error}", err=True)
-        return OperatorClient(address, Identity.load(folder), call_seconds=self.call_seconds)
+        return OperatorClient(address, OperatorIdentity.load(folder), call_seconds=self.call_seconds)
 
 
-class RemoteCalls:
+class RemoteCallClient:
     """The methods of one service, over REST with a token."""
 
     def __init__(self, place: Place, service: str, descriptor: Any, *, tenant: str = "") -> None:
@@ -245,7 +247,7 @@ class RemoteCalls:
             raise IntegrityError(f"the server's answer is no {made.DESCRIPTOR.name}: {error}") from error
 
 
-class RemoteOperator(RemoteCalls):
+class RemoteOperator(RemoteCallClient):
     """An operator of one tenant, over REST with a token."""
 
     def __init__(self, place: Place, tenant: str) -> None:
@@ -277,10 +279,10 @@ class RemoteOperator(RemoteCalls):
             time.sleep(LOOK_SECONDS)
 
 
-class OperatorClient(Connection):
+class OperatorClient(OwnerConnection):
     """An operator, at the operator listener."""
 
-    def __init__(self, address: str, identity: Identity, *, call_seconds: float) -> None:
+    def __init__(self, address: str, identity: OperatorIdentity, *, call_seconds: float) -> None:
         self.address = address.removeprefix("https://")
         trust = grpc.ssl_channel_credentials(
             identity.authority_pem, identity.key_pem, identity.certificate_pem

@@ -8,23 +8,23 @@ from typing import ClassVar
 
 import click
 
-from fleetplane.cli.lazy import Entry, LazyGroup
+from fleetplane.cli.lazy import LazyEntry, LazyGroup
 
 
-class Verbs(LazyGroup):
-    entries: ClassVar[Mapping[str, Entry]] = {
-        "refresh": Entry(
+class ConfigVerbs(LazyGroup):
+    entries: ClassVar[Mapping[str, LazyEntry]] = {
+        "refresh": LazyEntry(
             target="fleetplane.domains.instances.cli.config_remote:refresh",
             help="Have a server read it again.",
         ),
-        "status": Entry(
+        "status": LazyEntry(
             target="fleetplane.domains.instances.cli.config_remote:status",
             help="Which one a server has in force.",
         ),
     }
 
 
-@click.group(cls=Verbs)
+@click.group(cls=ConfigVerbs)
 def config() -> None:
     """Work with configuration documents."""
 

@@ -17,13 +17,13 @@ def status(output: Format, **where: Any) -> None:
     """Show which configuration is in force."""
     from google.protobuf.empty_pb2 import Empty
 
-    from fleetplane.cli.output import Cell, Table, emit
+    from fleetplane.cli.output import Cell, PrintedTable, emit
     from fleetplane.domains.instances.cli import view as instances_view
 
     with target(**where).operator() as client:
         found = client.call("GetConfigStatus", Empty())
     texts = (found.etag, found.last_modified.ToJsonString(), str(found.size))
-    table = Table(
+    table = PrintedTable(
         columns=("ETAG", "LAST MODIFIED", "BYTES"), rows=[[Cell(text=text) for text in texts]], empty=""
     )
     emit(output, instances_view.plain(found), table)

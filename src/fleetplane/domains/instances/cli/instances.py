@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import click
 
 from fleetplane.cli.clients.rest_client import rest_options
-from fleetplane.cli.lazy import Entry, LazyGroup
+from fleetplane.cli.lazy import LazyEntry, LazyGroup
 from fleetplane.cli.output import Format, format_option
 from fleetplane.cli.parameters import DURATION
 from fleetplane.cli.progress import working
 from fleetplane.client.places import Place
 
 if TYPE_CHECKING:
-    from fleetplane.domains.instances.cli.client import Operator, Target
+    from fleetplane.domains.instances.cli.client import Operator, OperatorTarget
 
 CALL_SECONDS = 30.0
 F = TypeVar("F", bound=Callable[..., Any])
@@ -62,78 +62,80 @@ def admin_options(command: F) -> F:
     return rest_options(located)  # type: ignore[return-value]
 
 
-class Verbs(LazyGroup):
-    entries: ClassVar[Mapping[str, Entry]] = {
-        "ca": Entry(
+class InstanceVerbs(LazyGroup):
+    entries: ClassVar[Mapping[str, LazyEntry]] = {
+        "ca": LazyEntry(
             target="fleetplane.domains.instances.cli.ca:ca", help="Replace the certificate authority."
         ),
-        "config": Entry(
+        "config": LazyEntry(
             target="fleetplane.domains.instances.cli.config:config",
             help="Check, show and refresh configuration.",
         ),
-        "create": Entry(
+        "create": LazyEntry(
             target="fleetplane.domains.instances.cli.operate:create", help="Make one instance on demand."
         ),
-        "delete": Entry(
+        "delete": LazyEntry(
             target="fleetplane.domains.instances.cli.operate:delete", help="Delete an instance at once."
         ),
-        "drain": Entry(
+        "drain": LazyEntry(
             target="fleetplane.domains.instances.cli.admin:drain", help="Let an instance go, and be replaced."
         ),
-        "freeze": Entry(
+        "freeze": LazyEntry(
             target="fleetplane.domains.instances.cli.admin:freeze",
             help="Stop automation: everywhere, for a tenant, for a group.",
         ),
-        "freezes": Entry(
+        "freezes": LazyEntry(
             target="fleetplane.domains.instances.cli.admin:freezes",
             help="List freezes, with who set them and why.",
         ),
-        "list": Entry(target="fleetplane.domains.instances.cli.admin:list_instances", help="All instances."),
-        "nonce": Entry(
+        "list": LazyEntry(
+            target="fleetplane.domains.instances.cli.admin:list_instances", help="All instances."
+        ),
+        "nonce": LazyEntry(
             target="fleetplane.domains.instances.cli.admin:nonce",
             help="A nonce with which an operator registers, once.",
         ),
-        "open": Entry(
+        "open": LazyEntry(
             target="fleetplane.domains.instances.cli.open_page:open_page",
             help="A link to the page that shows it all live.",
         ),
-        "operator-identity": Entry(
+        "operator-identity": LazyEntry(
             target="fleetplane.domains.instances.cli.admin:operator_identity",
             help="A key and certificate for an operator, in a folder.",
         ),
-        "rotate-nonce-key": Entry(
+        "rotate-nonce-key": LazyEntry(
             target="fleetplane.domains.instances.cli.ca:rotate_nonce_key", help="Sign nonces with a new key."
         ),
-        "secret": Entry(
+        "secret": LazyEntry(
             target="fleetplane.domains.instances.cli.admin:secret", help="Keep secrets for instances' files."
         ),
-        "set": Entry(
+        "set": LazyEntry(
             target="fleetplane.domains.instances.cli.operate:set_group",
             help="Set and unset variables, arguments, size and type of a group.",
         ),
-        "sleep": Entry(
+        "sleep": LazyEntry(
             target="fleetplane.domains.instances.cli.operate:sleep", help="Keep a tenant's groups empty."
         ),
-        "status": Entry(
+        "status": LazyEntry(
             target="fleetplane.domains.instances.cli.operate:status", help="How one instance is now."
         ),
-        "tenant": Entry(
+        "tenant": LazyEntry(
             target="fleetplane.domains.instances.cli.operate:tenant",
             help="Whether a tenant sleeps, and since when it is idle.",
         ),
-        "revoke": Entry(
+        "revoke": LazyEntry(
             target="fleetplane.domains.instances.cli.admin:revoke", help="Refuse a client's certificates."
         ),
-        "unfreeze": Entry(
+        "unfreeze": LazyEntry(
             target="fleetplane.domains.instances.cli.admin:unfreeze", help="Let automation go on."
         ),
-        "wake": Entry(
+        "wake": LazyEntry(
             target="fleetplane.domains.instances.cli.operate:wake", help="Let a tenant's groups grow again."
         ),
     }
 
 
-@click.group(cls=Verbs)
+@click.group(cls=InstanceVerbs)
 def instances() -> None:
     """Groups of machines: scale, watch, drain, freeze.
 
@@ -198,13 +200,13 @@ def watch(what: str, output: Format, seconds: float | None, **where: Any) -> Non
         watch_lines(target(**where), chosen, output, seconds=seconds)
 
 
-def target(*, tenant: str, address: str | None, identity_dir: Path | None, **where: Any) -> Target:
+def target(*, tenant: str, address: str | None, identity_dir: Path | None, **where: Any) -> OperatorTarget:
     """Which server is meant, and as whom."""
-    from fleetplane.domains.instances.cli.client import Target
+    from fleetplane.domains.instances.cli.client import OperatorTarget
 
     if address is not None and identity_dir is None:
         raise click.UsageError("--address needs --identity-dir: another server must know who asks.")
-    return Target(place=Place(**where), tenant=tenant, address=address, identity_dir=identity_dir)
+    return OperatorTarget(place=Place(**where), tenant=tenant, address=address, identity_dir=identity_dir)
 
 
 def _wait(client: Operator, key: str, size: int, seconds: float) -> None:

@@ -9,7 +9,7 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from fleetplane.cli.output import Cell, Table
+from fleetplane.cli.output import Cell, PrintedTable
 from fleetplane.gen.fleetplane.admin.v1 import authority_pb2
 from fleetplane.gen.fleetplane.admin.v1 import instances_pb2 as admin_pb2
 from fleetplane.gen.nstance.v1 import operator_pb2
@@ -22,7 +22,7 @@ STATE_STYLES = {
     "deleting": "red",
     "deleted": "dim",
 }
-NOTHING = Table(columns=(), rows=(), empty="")
+NOTHING = PrintedTable(columns=(), rows=(), empty="")
 """For answers that have no table."""
 ROLE_STYLES = {"signing": "green", "announced": "yellow", "retiring": "bold yellow"}
 NO_GROUPS = "No groups are configured for this tenant."
@@ -55,8 +55,8 @@ def _span(seconds: float) -> str:
     return f"{whole // 3600}h" if whole < 48 * 3600 else f"{whole // 86400}d"
 
 
-def group_table(groups: Iterable[operator_pb2.GroupStatus]) -> Table:
-    return Table(
+def group_table(groups: Iterable[operator_pb2.GroupStatus]) -> PrintedTable:
+    return PrintedTable(
         columns=("GROUP", "SIZE", "ACTUAL", "TEMPLATE", "TYPE", "POOL", "CONFIGURED", "VARS"),
         rows=[
             (
@@ -78,8 +78,8 @@ def group_table(groups: Iterable[operator_pb2.GroupStatus]) -> Table:
     )
 
 
-def instance_table(instances: Iterable[admin_pb2.InstanceEntry], now: float) -> Table:
-    return Table(
+def instance_table(instances: Iterable[admin_pb2.InstanceEntry], now: float) -> PrintedTable:
+    return PrintedTable(
         columns=("INSTANCE", "TENANT", "GROUP", "STATE", "AGE", "SEEN", "PROVIDER ID", "REASON"),
         rows=[
             (
@@ -98,8 +98,8 @@ def instance_table(instances: Iterable[admin_pb2.InstanceEntry], now: float) -> 
     )
 
 
-def freeze_table(freezes: Iterable[admin_pb2.FreezeEntry], now: float) -> Table:
-    return Table(
+def freeze_table(freezes: Iterable[admin_pb2.FreezeEntry], now: float) -> PrintedTable:
+    return PrintedTable(
         columns=("SCOPE", "SINCE", "ENDS IN", "BY", "REASON"),
         rows=[
             (
@@ -115,7 +115,7 @@ def freeze_table(freezes: Iterable[admin_pb2.FreezeEntry], now: float) -> Table:
     )
 
 
-def finding_table(findings: Iterable[admin_pb2.Finding], now: float) -> Table:
+def finding_table(findings: Iterable[admin_pb2.Finding], now: float) -> PrintedTable:
     rows = []
     for finding in findings:
         told = [(reason.code, _about(reason)) for reason in finding.reasons]
@@ -131,7 +131,7 @@ def finding_table(findings: Iterable[admin_pb2.Finding], now: float) -> Table:
                     Cell(text=message),
                 )
             )
-    return Table(
+    return PrintedTable(
         columns=("KEY", "LOOKED", "AGAIN IN", "CODE", "WHY"), rows=rows, empty="Nothing is known yet."
     )
 
@@ -140,8 +140,8 @@ def _about(reason: admin_pb2.Reason) -> str:
     return f"{reason.subject}: {reason.message}" if reason.subject else reason.message
 
 
-def status_table(found: operator_pb2.InstanceStatusResponse, now: float) -> Table:
-    return Table(
+def status_table(found: operator_pb2.InstanceStatusResponse, now: float) -> PrintedTable:
+    return PrintedTable(
         columns=("INSTANCE", "TENANT", "STATUS", "AGE", "SEEN", "PROVIDER ID"),
         rows=[
             (
@@ -157,8 +157,8 @@ def status_table(found: operator_pb2.InstanceStatusResponse, now: float) -> Tabl
     )
 
 
-def listener_table(listeners: Iterable[operator_pb2.ListenerActivity], now: float) -> Table:
-    return Table(
+def listener_table(listeners: Iterable[operator_pb2.ListenerActivity], now: float) -> PrintedTable:
+    return PrintedTable(
         columns=("LISTENER", "AVAILABLE", "IDLE"),
         rows=[
             (
@@ -172,7 +172,7 @@ def listener_table(listeners: Iterable[operator_pb2.ListenerActivity], now: floa
     )
 
 
-def settings_table(found: admin_pb2.GroupSettings) -> Table:
+def settings_table(found: admin_pb2.GroupSettings) -> PrintedTable:
     def pairs(entries: Mapping[str, str]) -> str:
         return " ".join(f"{name}={entries[name]}" for name in sorted(entries)) or "-"
 
@@ -183,15 +183,15 @@ def settings_table(found: admin_pb2.GroupSettings) -> Table:
         pairs(found.vars),
         pairs(found.args),
     )
-    return Table(
+    return PrintedTable(
         columns=("GROUP", "SIZE", "TYPE", "VARS SET", "ARGS SET"),
         rows=[[Cell(text=text) for text in cells]],
         empty="",
     )
 
 
-def authority_table(authorities: Iterable[authority_pb2.AuthorityEntry], now: float) -> Table:
-    return Table(
+def authority_table(authorities: Iterable[authority_pb2.AuthorityEntry], now: float) -> PrintedTable:
+    return PrintedTable(
         columns=("AUTHORITY", "ROLE", "ENDS IN", "INSTANCES", "OPERATORS", "KEY"),
         rows=[
             (

@@ -15,7 +15,7 @@ from fleetplane.cli.clients.client import PASSING_CODES, RECONNECT
 from fleetplane.cli.output import Format, json_line, rich_table, yaml_text
 from fleetplane.cli.progress import drawing
 from fleetplane.domains.instances.cli import view as instances_view
-from fleetplane.domains.instances.cli.client import Operator, Target
+from fleetplane.domains.instances.cli.client import Operator, OperatorTarget
 from fleetplane.gen.nstance.v1 import operator_pb2
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Known:
 
 
 def follow(
-    target: Target,
+    target: OperatorTarget,
     known: Known,
     what: list[str],
     *,
@@ -98,7 +98,7 @@ def follow(
         time.sleep(delay if deadline is None else min(delay, max(0.0, deadline - time.monotonic())))
 
 
-def watch_lines(target: Target, what: list[str], output: Format, *, seconds: float | None) -> None:
+def watch_lines(target: OperatorTarget, what: list[str], output: Format, *, seconds: float | None) -> None:
     """One line, JSON object or YAML document for every event, written out at once."""
 
     def on_gap(reason: str, delay_seconds: float) -> None:
@@ -114,12 +114,12 @@ def watch_lines(target: Target, what: list[str], output: Format, *, seconds: flo
                 click.echo(instances_view.event_line(event))
 
 
-def watch_live(target: Target, what: list[str], *, seconds: float | None) -> None:
+def watch_live(target: OperatorTarget, what: list[str], *, seconds: float | None) -> None:
     """The groups as they are, and below them what happened last."""
     from rich.console import Console
     from rich.live import Live
 
-    screen = _Screen()
+    screen = _InstanceScreen()
     shown = Live(
         console=Console(), get_renderable=screen.draw, refresh_per_second=REDRAWS_PER_SECOND, transient=False
     )
@@ -133,7 +133,7 @@ def watch_live(target: Target, what: list[str], *, seconds: float | None) -> Non
             live.refresh()
 
 
-class _Screen:
+class _InstanceScreen:
     """What the terminal shows. Drawn from rich's own thread, so it reads whole values only."""
 
     def __init__(self) -> None:

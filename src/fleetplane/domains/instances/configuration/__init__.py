@@ -10,23 +10,27 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from fleetplane.domains.instances.configuration import decode, idle_keys, jsonc, older, validate
-from fleetplane.domains.instances.configuration.problems import ConfigurationInvalid, Problem, Report
-from fleetplane.domains.instances.configuration.schema import Configuration
+from fleetplane.domains.instances.configuration.problems import (
+    ConfigurationInvalid,
+    DocumentProblem,
+    ProblemReport,
+)
+from fleetplane.domains.instances.configuration.schema import InstancesDocument
 from fleetplane.domains.instances.providers import registry
 
-__all__ = ["Checked", "Configuration", "ConfigurationInvalid", "Problem", "check", "parse"]
+__all__ = ["Checked", "ConfigurationInvalid", "DocumentProblem", "InstancesDocument", "check", "parse"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
     """A document that can be used."""
 
-    configuration: Configuration
-    warnings: tuple[Problem, ...]
+    configuration: InstancesDocument
+    warnings: tuple[DocumentProblem, ...]
     """What in it has no effect here."""
 
 
-def parse(text: bytes | str, *, name: str, providers: Collection[str] | None = None) -> Configuration:
+def parse(text: bytes | str, *, name: str, providers: Collection[str] | None = None) -> InstancesDocument:
     """As `check`, the configuration alone."""
     return check(text, name=name, providers=providers).configuration
 
@@ -42,34 +46,38 @@ def check(text: bytes | str, *, name: str, providers: Collection[str] | None = N
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         column = error.start - error.object.rfind(b"\n", 0, error.start)
-        problem = Problem(path="", line=line, column=column, message="the text is not UTF-8 from here on")
+        problem = DocumentProblem(
+            path="", line=line, column=column, message="the text is not UTF-8 from here on"
+        )
         raise ConfigurationInvalid(name, [problem]) from None
     except jsonc.SyntaxInvalid as error:
         place = error.position
-        problem = Problem(path="", line=place.line, column=place.column, message=error.message)
+        problem = DocumentProblem(path="", line=place.line, column=place.column, message=error.message)
         raise ConfigurationInvalid(name, [problem]) from None
-    report = Report(document=document)
+    report = ProblemReport(document=document)
     config = _checked(document, report, registry.names() if providers is None else providers)
     if report.problems or config is None:
         raise ConfigurationInvalid(name, report.in_order())
     return Checked(configuration=validate.resolve(config), warnings=idle_keys.warnings(document, config))
 
 
-def _checked(document: jsonc.Document, report: Report, providers: Collection[str]) -> Configuration | None:
+def _checked(
+    document: jsonc.JsoncDocument, report: ProblemReport, providers: Collection[str]
+) -> InstancesDocument | None:
     for path, offset in document.duplicates:
         where = document.locate(offset)
         report.add_at(path, where, f"{path[-1]!r} is given twice in the same object")
     if older.recognise(document.value, report):
         return None
     older.note_renamed(document.value, report)
-    config = decode.decode(Configuration, document.value, report)
+    config = decode.decode(InstancesDocument, document.value, report)
     validate.check_provider(config, report, providers)
     _check_options(config, report)
     validate.validate(config, report)
     return config
 
 
-def _check_options(config: Configuration, report: Report) -> None:
+def _check_options(config: InstancesDocument, report: ProblemReport) -> None:
     """Check the options of a provider that is installed here; those of others are unknown."""
     infra = config.shard.infra
     refused = (

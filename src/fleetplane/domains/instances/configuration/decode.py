@@ -16,12 +16,12 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 import msgspec
 
 from fleetplane.domains.instances.configuration.jsonc import Path
-from fleetplane.domains.instances.configuration.problems import Report
-from fleetplane.domains.instances.configuration.schema import Part
+from fleetplane.domains.instances.configuration.problems import ProblemReport
+from fleetplane.domains.instances.configuration.schema import DocumentPart
 from fleetplane.kernel.errors import InvalidArgument
 from fleetplane.kernel.values import durations
 
-P = TypeVar("P", bound=Part)
+P = TypeVar("P", bound=DocumentPart)
 
 MAX_INTEGER = (1 << 31) - 1  # sizes and ports travel as int32
 
@@ -37,7 +37,7 @@ def nearest(word: str, known: Collection[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Field:
+class _StructField:
     name: str
     type: Any
     required: bool
@@ -45,11 +45,11 @@ class _Field:
 
 
 @lru_cache(maxsize=64)
-def _fields(part: type[Part]) -> Mapping[str, _Field]:
+def _fields(part: type[DocumentPart]) -> Mapping[str, _StructField]:
     """The part's fields by the key they have in the document."""
     hints = get_type_hints(part, include_extras=True)
     return {
-        field.encode_name: _Field(
+        field.encode_name: _StructField(
             name=field.name, type=hints[field.name], required=field.required, default=_default(field)
         )
         for field in msgspec.structs.fields(part)
@@ -62,14 +62,14 @@ def _default(field: msgspec.structs.FieldInfo) -> object:
     return None if field.default is msgspec.NODEFAULT else field.default
 
 
-def decode(part: type[P], value: object, report: Report) -> P:
+def decode(part: type[P], value: object, report: ProblemReport) -> P:
     """The document as a `part`, with its problems in `report`."""
     return _Decoder(report=report).part(part, value, ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Decoder:
-    report: Report
+    report: ProblemReport
 
     def part(self, part: type[P], value: object, path: Path) -> P:
         if not isinstance(value, dict):
@@ -81,7 +81,7 @@ class _Decoder:
                 self.report.add((*path, key), f"unknown key {key!r}; {nearest(key, fields)}", at_key=True)
         return part(**{field.name: self.field(key, field, value, path) for key, field in fields.items()})
 
-    def field(self, key: str, field: _Field, members: dict[str, object], path: Path) -> object:
+    def field(self, key: str, field: _StructField, members: dict[str, object], path: Path) -> object:
         value = members.get(key)
         if value is None:  # null is the same as leaving it out
             if field.required:
@@ -112,7 +112,7 @@ class _Decoder:
             return self.sequence(arguments[0], value, path)
         if wanted is object:
             return value
-        if isinstance(wanted, type) and issubclass(wanted, Part):
+        if isinstance(wanted, type) and issubclass(wanted, DocumentPart):
             return self.part(wanted, value, path)
         return self.scalar(wanted, value, path)
 
@@ -208,7 +208,7 @@ def _empty(wanted: Any) -> Any:
         return ()
     if origin is Annotated or wanted is float:
         return 0.0
-    if isinstance(wanted, type) and issubclass(wanted, Part):
+    if isinstance(wanted, type) and issubclass(wanted, DocumentPart):
         return _empty_part(wanted)
     return {int: 0, bool: False}.get(wanted, "")
 

@@ -1,6 +1,6 @@
 """JSON exactly as Go's encoding/json writes it, so that hashes taken of it are the same on both sides.
 
-Maps come out with sorted keys and structs in the order of their fields: here, `dict` and `Ordered`. Every
+Maps come out with sorted keys and structs in the order of their fields: here, `dict` and `GoStruct`. Every
 number is a double, as it is to a Go program that reads JSON without a schema.
 """
 
@@ -17,7 +17,7 @@ _ESCAPED = re.compile('[<>&\u2028\u2029\x00-\x1f"\\\\]')
 _SHORT = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\b": "\\b", "\f": "\\f"}
 
 
-class Ordered(dict[str, object]):
+class GoStruct(dict[str, object]):
     """A Go struct: its keys stay in the order in which they were put in."""
 
 
@@ -37,7 +37,7 @@ def _dump(value: object, step: str, newline: str) -> str:
         case int() | float():
             return _number(float(value))
         case Mapping():
-            keys = list(value) if isinstance(value, Ordered) else sorted(value)
+            keys = list(value) if isinstance(value, GoStruct) else sorted(value)
             colon = ": " if newline else ":"
             inner = newline + step if newline else ""
             items = [f"{_string(key)}{colon}{_dump(value[key], step, inner)}" for key in keys]

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from fleetplane.domains.instances.configuration.jsonc import Document, Path
+from fleetplane.domains.instances.configuration.jsonc import JsoncDocument, Path
 from fleetplane.domains.instances.configuration.ownership import template_is_for
-from fleetplane.domains.instances.configuration.problems import Problem, render
-from fleetplane.domains.instances.configuration.schema import Configuration
+from fleetplane.domains.instances.configuration.problems import DocumentProblem, render
+from fleetplane.domains.instances.configuration.schema import InstancesDocument
 
 ANY = "*"
 _NO_ELECTION = "a leader is elected among the servers that share a database, in times of their own"
@@ -37,7 +37,7 @@ IDLE: Mapping[tuple[str, ...], str] = {
 }
 
 
-def warnings(document: Document, config: Configuration) -> tuple[Problem, ...]:
+def warnings(document: JsoncDocument, config: InstancesDocument) -> tuple[DocumentProblem, ...]:
     """What stands in the document without effect, each with its place and what decides instead."""
     found = [_problem(document, path, f"has no effect: {why}") for path, why in _idle(document)]
     found += [
@@ -50,7 +50,7 @@ def warnings(document: Document, config: Configuration) -> tuple[Problem, ...]:
     return tuple(sorted(found, key=lambda problem: (problem.line, problem.column)))
 
 
-def _idle(document: Document) -> Iterator[tuple[Path, str]]:
+def _idle(document: JsoncDocument) -> Iterator[tuple[Path, str]]:
     for path in document.keys_at:
         for pattern, why in IDLE.items():
             if len(path) == len(pattern) and all(
@@ -59,10 +59,10 @@ def _idle(document: Document) -> Iterator[tuple[Path, str]]:
                 yield path, why
 
 
-def _is_used(config: Configuration, template: str) -> bool:
+def _is_used(config: InstancesDocument, template: str) -> bool:
     return any(template_is_for(config, template, tenant) for tenant in config.groups)
 
 
-def _problem(document: Document, path: Path, message: str) -> Problem:
+def _problem(document: JsoncDocument, path: Path, message: str) -> DocumentProblem:
     place = document.key_position(path)
-    return Problem(path=render(path), line=place.line, column=place.column, message=message)
+    return DocumentProblem(path=render(path), line=place.line, column=place.column, message=message)

@@ -33,7 +33,7 @@ _CONSTANTS: Mapping[str, object] = {"true": True, "false": False, "null": None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Position:
+class TextPosition:
     line: int
     """From 1."""
     column: int
@@ -43,13 +43,13 @@ class Position:
 class SyntaxInvalid(InvalidArgument):
     """The text is not JSON with comments; the first place where it stops being so."""
 
-    def __init__(self, message: str, position: Position) -> None:
+    def __init__(self, message: str, position: TextPosition) -> None:
         super().__init__(message)
         self.position = position
 
 
 @dataclass(frozen=True, kw_only=True)
-class Document:
+class JsoncDocument:
     """A parsed text: its value, and the offset of every value and key in it."""
 
     text: str
@@ -63,25 +63,25 @@ class Document:
     def _line_starts(self) -> list[int]:
         return [0, *(match.end() for match in re.finditer("\n", self.text))]
 
-    def locate(self, offset: int) -> Position:
+    def locate(self, offset: int) -> TextPosition:
         line = bisect_right(self._line_starts, offset)
-        return Position(line=line, column=offset - self._line_starts[line - 1] + 1)
+        return TextPosition(line=line, column=offset - self._line_starts[line - 1] + 1)
 
-    def position(self, path: Path) -> Position:
+    def position(self, path: Path) -> TextPosition:
         """Where the value at `path` begins; of its nearest existing ancestor when there is none."""
         while path and path not in self.values_at:
             path = path[:-1]
         return self.locate(self.values_at[path])
 
-    def key_position(self, path: Path) -> Position:
+    def key_position(self, path: Path) -> TextPosition:
         """Where the key of the value at `path` begins."""
         return self.locate(self.keys_at[path]) if path in self.keys_at else self.position(path)
 
 
-def parse(text: str) -> Document:
+def parse(text: str) -> JsoncDocument:
     """Parse a whole document, or raise SyntaxInvalid for the first thing that is wrong with it."""
     text = text.removeprefix("\ufeff")
-    parser = _Parser(text=text)
+    parser = _JsoncParser(text=text)
     if len(text) > MAX_CHARACTERS:
         raise parser.error(f"the document has {len(text)} characters; the limit is {MAX_CHARACTERS}", 0)
     value, end = parser.value(parser.skip(0), ())
@@ -92,7 +92,7 @@ def parse(text: str) -> Document:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Parser:
+class _JsoncParser:
     """Recursive descent; each method takes an offset and returns what it read and where it stopped."""
 
     text: str
@@ -100,8 +100,8 @@ class _Parser:
     keys_at: dict[Path, int] = field(default_factory=dict)
     duplicates: list[tuple[Path, int]] = field(default_factory=list)
 
-    def document(self, value: object) -> Document:
-        return Document(
+    def document(self, value: object) -> JsoncDocument:
+        return JsoncDocument(
             text=self.text,
             value=value,
             values_at=self.values_at,

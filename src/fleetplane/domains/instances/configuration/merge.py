@@ -18,9 +18,9 @@ from fleetplane.domains.instances.configuration.ownership import (
     templates_for,
 )
 from fleetplane.domains.instances.configuration.schema import (
-    Configuration,
-    File,
-    Group,
+    FileSection,
+    GroupSection,
+    InstancesDocument,
     InstanceTemplate,
     Json,
     Userdata,
@@ -56,7 +56,7 @@ class EffectiveGroup:
     """Of the pool; empty when the group has none."""
     vars: Mapping[str, str]
     args: Mapping[str, Json]
-    files: Mapping[str, File]
+    files: Mapping[str, FileSection]
     userdata: Userdata | None
     drain_timeout_seconds: float | None
     """None is the shard's default, 0 is at once."""
@@ -75,7 +75,7 @@ class Stated:
 
 
 def effective(
-    config: Configuration, tenant: str, key: str, override: GroupOverride | None
+    config: InstancesDocument, tenant: str, key: str, override: GroupOverride | None
 ) -> EffectiveGroup | None:
     """The group as it is now, None when nobody has it.
 
@@ -100,13 +100,13 @@ def effective(
     return _merged(config, tenant, key, template, own, stated, is_static=group is not None)
 
 
-def _group(group: Group | None, override: GroupOverride | None) -> Group:
+def _group(group: GroupSection | None, override: GroupOverride | None) -> GroupSection:
     """The configured group with what was changed at run time."""
     if override is None:
         assert group is not None
         return group
     if group is None:
-        return Group(
+        return GroupSection(
             template=override.template,
             size=override.size,
             instance_type=override.instance_type,
@@ -124,11 +124,11 @@ def _group(group: Group | None, override: GroupOverride | None) -> Group:
 
 
 def _merged(
-    config: Configuration,
+    config: InstancesDocument,
     tenant: str,
     key: str,
     template: InstanceTemplate,
-    group: Group,
+    group: GroupSection,
     stated: Stated,
     *,
     is_static: bool,
@@ -167,7 +167,7 @@ def deep_merge(below: Mapping[str, Json], above: Mapping[str, Json]) -> dict[str
 
 
 def on_demand(
-    config: Configuration,
+    config: InstancesDocument,
     group: EffectiveGroup,
     *,
     template: str = "",
@@ -180,7 +180,7 @@ def on_demand(
         raise _unknown_template(config, template, group.tenant)
     if subnet_pool:
         _check_pool(config, subnet_pool)
-    own = Group(
+    own = GroupSection(
         template=template or group.template,
         size=1,
         instance_type=instance_type or group.stated.instance_type,
@@ -197,12 +197,12 @@ def on_demand(
     return _merged(config, group.tenant, group.key, base, own, stated, is_static=group.is_static)
 
 
-def group_keys(config: Configuration, overrides: Iterable[GroupKey]) -> list[GroupKey]:
+def group_keys(config: InstancesDocument, overrides: Iterable[GroupKey]) -> list[GroupKey]:
     configured = {(tenant, key) for tenant, groups in config.groups.items() for key in groups}
     return sorted(configured.union(overrides))
 
 
-def groups(config: Configuration, overrides: Overrides) -> list[EffectiveGroup]:
+def groups(config: InstancesDocument, overrides: Overrides) -> list[EffectiveGroup]:
     """Every group, by tenant and key. Those that `unresolved` names are not among them."""
     missing = unresolved(config, overrides)
     found = (
@@ -213,7 +213,7 @@ def groups(config: Configuration, overrides: Overrides) -> list[EffectiveGroup]:
     return [group for group in found if group is not None]
 
 
-def unresolved(config: Configuration, overrides: Overrides) -> dict[GroupKey, str]:
+def unresolved(config: InstancesDocument, overrides: Overrides) -> dict[GroupKey, str]:
     """Groups made at run time whose template is gone, each with the reason.
 
     They are not gone: scaling them to nothing because of an edit elsewhere would be a disaster.
@@ -226,7 +226,7 @@ def unresolved(config: Configuration, overrides: Overrides) -> dict[GroupKey, st
 
 
 def check_override(
-    config: Configuration, tenant: str, key: str, override: GroupOverride, present: bool
+    config: InstancesDocument, tenant: str, key: str, override: GroupOverride, present: bool
 ) -> None:
     """Refuse a run-time change that the configuration does not allow. `present`: there was one before."""
     for field, value in (("tenant", tenant), ("key", key)):
@@ -244,7 +244,7 @@ def check_override(
         _check_dynamic(config, tenant, override, present)
 
 
-def _check_static(group: Group, key: str, override: GroupOverride) -> None:
+def _check_static(group: GroupSection, key: str, override: GroupOverride) -> None:
     if override.template and override.template != group.template:
         raise FailedPrecondition(
             f"group {key!r} is configured with template {group.template!r}, and stays so at run time",
@@ -259,7 +259,7 @@ def _check_static(group: Group, key: str, override: GroupOverride) -> None:
         )
 
 
-def _check_dynamic(config: Configuration, tenant: str, override: GroupOverride, present: bool) -> None:
+def _check_dynamic(config: InstancesDocument, tenant: str, override: GroupOverride, present: bool) -> None:
     if not override.template and not present:
         raise InvalidArgument(
             "a new group needs a template",
@@ -280,7 +280,7 @@ def _check_dynamic(config: Configuration, tenant: str, override: GroupOverride, 
         _check_pool(config, inherited)
 
 
-def _unknown_template(config: Configuration, template: str, tenant: str) -> NotFound:
+def _unknown_template(config: InstancesDocument, template: str, tenant: str) -> NotFound:
     """The error for an unknown template; the same where only other tenants have it."""
     return NotFound(
         f"there is no template {template[:64]!r}; {nearest(template, templates_for(config, tenant))}",
@@ -289,7 +289,7 @@ def _unknown_template(config: Configuration, template: str, tenant: str) -> NotF
     )
 
 
-def _check_pool(config: Configuration, pool: str) -> None:
+def _check_pool(config: InstancesDocument, pool: str) -> None:
     pools, allowed = config.shard.subnet_pools, config.shard.dynamic_subnet_pools
     if pool not in pools:
         raise InvalidArgument(

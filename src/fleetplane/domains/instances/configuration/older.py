@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fleetplane.domains.instances.configuration.problems import Report
+from fleetplane.domains.instances.configuration.problems import ProblemReport
 
 MOVED = {
     "cluster_id": "cluster.id",
@@ -31,7 +31,7 @@ BALANCERS = {
 GROUP_KEYS = frozenset({"template", "size", "instance_type", "subnet_pool", "vars", "args"})
 
 
-def recognise(value: object, report: Report) -> bool:
+def recognise(value: object, report: ProblemReport) -> bool:
     """Whether the document has the older shape. If so, the report says where each of its parts went."""
     if not isinstance(value, Mapping):
         return False
@@ -51,7 +51,7 @@ def recognise(value: object, report: Report) -> bool:
     return True
 
 
-def note_renamed(value: object, report: Report) -> None:
+def note_renamed(value: object, report: ProblemReport) -> None:
     """Older keys that may have stayed behind in a document that is otherwise up to date."""
     if not isinstance(value, Mapping):
         return

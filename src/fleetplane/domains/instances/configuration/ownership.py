@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from fleetplane.domains.instances.configuration.schema import Configuration, File
+from fleetplane.domains.instances.configuration.schema import FileSection, InstancesDocument
 
 EVERYONE = "*"
 
 
-def template_is_for(config: Configuration, name: str, tenant: str) -> bool:
+def template_is_for(config: InstancesDocument, name: str, tenant: str) -> bool:
     """Whether groups of the tenant may stand on the template; not if there is no such template."""
     template = config.templates.get(name)
     if template is None:
@@ -24,12 +24,12 @@ def template_is_for(config: Configuration, name: str, tenant: str) -> bool:
     return any(group.template == name for group in config.groups.get(tenant, {}).values())
 
 
-def templates_for(config: Configuration, tenant: str) -> list[str]:
+def templates_for(config: InstancesDocument, tenant: str) -> list[str]:
     """The templates that a tenant's operators may know of."""
     return [name for name in config.templates if template_is_for(config, name, tenant)]
 
 
-def files_for(files: dict[str, File], tenant: str) -> dict[str, File]:
+def files_for(files: dict[str, FileSection], tenant: str) -> dict[str, FileSection]:
     """The files of a template that a tenant's instances receive."""
     return {name: file for name, file in files.items() if not file.tenants or named(file.tenants, tenant)}
 

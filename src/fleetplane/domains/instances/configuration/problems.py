@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from fleetplane.domains.instances.configuration.jsonc import Document, Path, Position
+from fleetplane.domains.instances.configuration.jsonc import JsoncDocument, Path, TextPosition
 from fleetplane.kernel.errors import InvalidArgument
 
 MAX_PROBLEMS = 200  # more than anyone reads; a document of nonsense must not become a book
@@ -16,7 +16,7 @@ _PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class DocumentProblem:
     path: str
     """As a person would write it: `templates.knc.files["node.env"].kind`. Empty for the whole document."""
     line: int
@@ -34,7 +34,7 @@ class ConfigurationInvalid(InvalidArgument):
     reason = "INVALID_CONFIGURATION"
     hint = "`fleetplane instances config validate FILE` shows every problem with its line"
 
-    def __init__(self, name: str, problems: Sequence[Problem]) -> None:
+    def __init__(self, name: str, problems: Sequence[DocumentProblem]) -> None:
         self.name = name
         self.problems = tuple(problems)
         count = len(self.problems)
@@ -57,11 +57,11 @@ def render(path: Path) -> str:
 
 
 @dataclass(slots=True, kw_only=True)
-class Report:
+class ProblemReport:
     """Gathers problems of one document. One path has one problem: the first is the cause of the rest."""
 
-    document: Document
-    problems: list[Problem] = field(default_factory=list)
+    document: JsoncDocument
+    problems: list[DocumentProblem] = field(default_factory=list)
     seen: set[Path] = field(default_factory=set)
     rejected: set[Path] = field(default_factory=set)
     """Values that were put aside. What stands in for them is nobody's mistake."""
@@ -75,14 +75,14 @@ class Report:
         self.add(path, message, at_key=at_key)
         self.rejected.add(path)
 
-    def add_at(self, path: Path, place: Position, message: str) -> None:
+    def add_at(self, path: Path, place: TextPosition, message: str) -> None:
         within_rejected = any(path[:length] in self.rejected for length in range(len(path)))
         if within_rejected or path in self.seen or len(self.problems) >= MAX_PROBLEMS:
             return
         self.seen.add(path)
         self.problems.append(
-            Problem(path=render(path), line=place.line, column=place.column, message=message)
+            DocumentProblem(path=render(path), line=place.line, column=place.column, message=message)
         )
 
-    def in_order(self) -> tuple[Problem, ...]:
+    def in_order(self) -> tuple[DocumentProblem, ...]:
         return tuple(sorted(self.problems, key=lambda problem: (problem.line, problem.column, problem.path)))

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from fleetplane.domains.instances.configuration import go_json as gojson
 from fleetplane.domains.instances.configuration.merge import EffectiveGroup
-from fleetplane.domains.instances.configuration.schema import Addresses, Configuration, File, Json
+from fleetplane.domains.instances.configuration.schema import Addresses, FileSection, InstancesDocument, Json
 from fleetplane.domains.instances.configuration.templates import template as templates
 from fleetplane.domains.instances.configuration.templates.template import TemplateData
 from fleetplane.kernel.errors import InvalidArgument
@@ -18,7 +18,7 @@ from fleetplane.kernel.values import durations
 
 
 def template_data(
-    config: Configuration,
+    config: InstancesDocument,
     group: EffectiveGroup,
     *,
     instance_id: str,
@@ -85,7 +85,7 @@ def _render(value: Json, fields: Mapping[str, object]) -> Json:
             return value
 
 
-def render_file(file: File, data: TemplateData) -> bytes:
+def render_file(file: FileSection, data: TemplateData) -> bytes:
     """The content of a file of kind env, json or string."""
     match file.kind, file.template:
         case "env", Mapping() as lines:

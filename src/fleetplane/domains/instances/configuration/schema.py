@@ -27,7 +27,7 @@ KeyProvider = Literal["env", "file", "aws-parameter-store", "aws-secrets-manager
 FileKind = Literal["secret", "storage", "certificate", "env", "json", "string"]
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class DocumentPart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One object of the document."""
 
 
@@ -35,14 +35,14 @@ def seconds(key: str, default: float) -> Duration:
     return msgspec.field(name=key, default=default)
 
 
-class LeaderElection(Part, frozen=True, kw_only=True):
+class LeaderElection(DocumentPart, frozen=True, kw_only=True):
     enabled: bool = True
     frequent_interval_seconds: Duration = seconds("frequent_interval", 5.0)
     infrequent_interval_seconds: Duration = seconds("infrequent_interval", 30.0)
     leader_timeout_seconds: Duration = seconds("leader_timeout", 15.0)
 
 
-class Storage(Part, frozen=True, kw_only=True):
+class StorageSection(DocumentPart, frozen=True, kw_only=True):
     provider: Literal["s3", "gcs", "file"]
     bucket: str = ""
     region: str = ""
@@ -50,14 +50,14 @@ class Storage(Part, frozen=True, kw_only=True):
     prefix: str = "cluster/"
 
 
-class EncryptionKey(Part, frozen=True, kw_only=True):
+class EncryptionKey(DocumentPart, frozen=True, kw_only=True):
     provider: KeyProvider
     source: str
     """Name of the environment variable, path of the file, or name of the secret."""
     project_id: str = ""
 
 
-class Secrets(Part, frozen=True, kw_only=True):
+class SecretsSection(DocumentPart, frozen=True, kw_only=True):
     provider: SecretsProvider = ""
     """Follows from the infrastructure provider on AWS and Google."""
     prefix: str = ""
@@ -68,22 +68,22 @@ class Secrets(Part, frozen=True, kw_only=True):
     cache_ttl_seconds: Duration = seconds("cache_ttl", 0.0)
 
 
-class Cluster(Part, frozen=True, kw_only=True):
+class Cluster(DocumentPart, frozen=True, kw_only=True):
     id: str
-    storage: Storage | None = None
+    storage: StorageSection | None = None
     """None: the shard's bucket, under `cluster/`."""
-    secrets: Secrets = Secrets()
+    secrets: SecretsSection = SecretsSection()
     leader_election: LeaderElection = LeaderElection()
 
 
-class Infra(Part, frozen=True, kw_only=True):
+class Infra(DocumentPart, frozen=True, kw_only=True):
     provider: str
     region: str
     zone: str
     options: dict[str, Json] = {}
 
 
-class Addresses(Part, frozen=True, kw_only=True):
+class Addresses(DocumentPart, frozen=True, kw_only=True):
     health_addr: str
     election_addr: str
     registration_addr: str
@@ -91,18 +91,18 @@ class Addresses(Part, frozen=True, kw_only=True):
     agent_addr: str
 
 
-class LeaderNetwork(Part, frozen=True, kw_only=True):
+class LeaderNetworkSection(DocumentPart, frozen=True, kw_only=True):
     ip: str
     interface_id: str = ""
 
 
-class GarbageCollection(Part, frozen=True, kw_only=True):
+class GarbageCollection(DocumentPart, frozen=True, kw_only=True):
     interval_seconds: Duration = seconds("interval", 120.0)
     registration_timeout_seconds: Duration = seconds("registration_timeout", 300.0)
     deleted_record_retention_seconds: Duration = seconds("deleted_record_retention", 1800.0)
 
 
-class Expiry(Part, frozen=True, kw_only=True):
+class Expiry(DocumentPart, frozen=True, kw_only=True):
     """Ages; 0 is never."""
 
     eligible_age_seconds: Duration = seconds("eligible_age", 0.0)
@@ -110,17 +110,17 @@ class Expiry(Part, frozen=True, kw_only=True):
     ondemand_age_seconds: Duration = seconds("ondemand_age", 0.0)
 
 
-class ErrorExitJitter(Part, frozen=True, kw_only=True):
+class ErrorExitJitter(DocumentPart, frozen=True, kw_only=True):
     min_delay_seconds: Duration = seconds("min_delay", 10.0)
     max_delay_seconds: Duration = seconds("max_delay", 40.0)
 
 
-class Shard(Part, frozen=True, kw_only=True):
+class Shard(DocumentPart, frozen=True, kw_only=True):
     id: str
     infra: Infra
     bind: Addresses
     advertise: Addresses
-    leader_network: LeaderNetwork | None = None
+    leader_network: LeaderNetworkSection | None = None
     request_timeout_seconds: Duration = seconds("request_timeout", 30.0)
     create_rate_limit_seconds: Duration = seconds("create_rate_limit", 0.0)
     """The least time between two creations; 0 is no limit."""
@@ -139,37 +139,37 @@ class Shard(Part, frozen=True, kw_only=True):
     error_exit_jitter: ErrorExitJitter = ErrorExitJitter()
 
 
-class TargetGroup(Part, frozen=True, kw_only=True):
+class TargetGroupSection(DocumentPart, frozen=True, kw_only=True):
     arn: str
     listener_port: int
     target_port: int
     proxy_port: int
 
 
-class Frontend(Part, frozen=True, kw_only=True):
+class Frontend(DocumentPart, frozen=True, kw_only=True):
     ip: str
     port: int
 
 
-class TunnelListener(Part, frozen=True, kw_only=True):
+class TunnelListener(DocumentPart, frozen=True, kw_only=True):
     target_port: int
     proxy_port: int
 
 
-class LoadBalancer(Part, frozen=True, kw_only=True):
+class LoadBalancerSection(DocumentPart, frozen=True, kw_only=True):
     provider: Literal["aws", "google", "tunnel"]
-    target_groups: tuple[TargetGroup, ...] = ()
+    target_groups: tuple[TargetGroupSection, ...] = ()
     network_endpoint_groups: tuple[str, ...] = ()
     frontends: tuple[Frontend, ...] = ()
     listeners: tuple[TunnelListener, ...] = ()
 
 
-class ImageFilter(Part, frozen=True, kw_only=True):
+class ImageFilter(DocumentPart, frozen=True, kw_only=True):
     name: str
     values: tuple[str, ...]
 
 
-class Image(Part, frozen=True, kw_only=True):
+class ImageSection(DocumentPart, frozen=True, kw_only=True):
     provider: str
     """Must be the shard's."""
     filters: tuple[ImageFilter, ...]
@@ -179,7 +179,7 @@ class Image(Part, frozen=True, kw_only=True):
     fallback: str | None = None
 
 
-class Certificate(Part, frozen=True, kw_only=True):
+class Certificate(DocumentPart, frozen=True, kw_only=True):
     kind: Literal["client", "server"]
     cn: str | None = None
     organization: tuple[str, ...] = ()
@@ -194,22 +194,22 @@ class Certificate(Part, frozen=True, kw_only=True):
     ttl_hours: int = msgspec.field(name="ttl", default=8760)
 
 
-class Key(Part, frozen=True, kw_only=True):
+class KeySection(DocumentPart, frozen=True, kw_only=True):
     source: Literal["agent"]
     name: str
 
 
-class File(Part, frozen=True, kw_only=True):
+class FileSection(DocumentPart, frozen=True, kw_only=True):
     kind: FileKind
     source: str = ""
     template: Json = None
     """The name of a certificate, an object of strings, any object, or a text: by kind."""
-    key: Key | None = None
+    key: KeySection | None = None
     tenants: tuple[str, ...] = ()
     """Whose instances get it; empty: all that the template is for."""
 
 
-class Userdata(Part, frozen=True, kw_only=True):
+class Userdata(DocumentPart, frozen=True, kw_only=True):
     source: Literal["", "inline", "url"] = ""
     encoding: Literal["", "plain", "base64", "gzip", "base64+gzip"] = ""
     content: str
@@ -224,28 +224,28 @@ class Userdata(Part, frozen=True, kw_only=True):
         return self.encoding or "plain"
 
 
-class Server(Part, frozen=True, kw_only=True):
-    files: dict[str, File] = {}
+class ServerSection(DocumentPart, frozen=True, kw_only=True):
+    files: dict[str, FileSection] = {}
 
 
-class Tunnel(Part, frozen=True, kw_only=True):
+class Tunnel(DocumentPart, frozen=True, kw_only=True):
     image: str
     args: tuple[str, ...] = ()
-    files: dict[str, File] = {}
+    files: dict[str, FileSection] = {}
     readiness_url: str
     readiness_timeout_seconds: Duration = seconds("readiness_timeout", 0.0)
 
 
-class Defaults(Part, frozen=True, kw_only=True):
+class Defaults(DocumentPart, frozen=True, kw_only=True):
     args: dict[str, Json] = {}
     vars: dict[str, str] = {}
     userdata: Userdata | None = None
 
 
-class InstanceTemplate(Part, frozen=True, kw_only=True):
+class InstanceTemplate(DocumentPart, frozen=True, kw_only=True):
     kind: str
     arch: Literal["amd64", "arm64"]
-    files: dict[str, File] = {}
+    files: dict[str, FileSection] = {}
     args: dict[str, Json] = {}
     userdata: Userdata | None = None
     size: int = 1
@@ -259,7 +259,7 @@ class InstanceTemplate(Part, frozen=True, kw_only=True):
     provider says none."""
 
 
-class Group(Part, frozen=True, kw_only=True):
+class GroupSection(DocumentPart, frozen=True, kw_only=True):
     template: str
     size: int | None = None
     instance_type: str = ""
@@ -273,12 +273,12 @@ class Group(Part, frozen=True, kw_only=True):
     load_balancers: tuple[str, ...] = ()
 
 
-class PublicAddress(Part, frozen=True, kw_only=True):
+class PublicAddress(DocumentPart, frozen=True, kw_only=True):
     ipv4: str
     allocation_id: str = ""
 
 
-class Thresholds(Part, frozen=True, kw_only=True):
+class Thresholds(DocumentPart, frozen=True, kw_only=True):
     conntrack_percent: float
     cpu_percent: float
     packet_drops_per_second: float
@@ -296,7 +296,7 @@ class ScaleDown(Thresholds, frozen=True, kw_only=True):
     packet_drops_per_second: float = 0.0
 
 
-class Nat(Part, frozen=True, kw_only=True):
+class Nat(DocumentPart, frozen=True, kw_only=True):
     group: str
     mode: Literal["nat44", "nat64"] = "nat44"
     public_addresses: tuple[PublicAddress, ...] = ()
@@ -310,19 +310,19 @@ class Nat(Part, frozen=True, kw_only=True):
     replacement_timeout_seconds: Duration = seconds("replacement_timeout", 600.0)
 
 
-class Configuration(Part, frozen=True, kw_only=True):
+class InstancesDocument(DocumentPart, frozen=True, kw_only=True):
     """A whole document. Those that `parse` returns have passed every rule."""
 
     cluster: Cluster
     shard: Shard
     templates: dict[str, InstanceTemplate]
-    load_balancers: dict[str, LoadBalancer] = {}
-    images: dict[str, Image] = {}
+    load_balancers: dict[str, LoadBalancerSection] = {}
+    images: dict[str, ImageSection] = {}
     certificates: dict[str, Certificate] = {}
-    server: Server = Server()
+    server: ServerSection = ServerSection()
     tunnels: dict[str, Tunnel] = {}
     defaults: Defaults = Defaults()
-    groups: dict[str, dict[str, Group]] = {}
+    groups: dict[str, dict[str, GroupSection]] = {}
     """By tenant, then by key."""
     nat: dict[str, Nat] = {}
     """By tenant."""

@@ -14,12 +14,12 @@ import msgspec
 from fleetplane.domains.instances.configuration.decode import RENAMED, nearest
 from fleetplane.domains.instances.configuration.jsonc import Path
 from fleetplane.domains.instances.configuration.ownership import EVERYONE, template_is_for
-from fleetplane.domains.instances.configuration.problems import Report
+from fleetplane.domains.instances.configuration.problems import ProblemReport
 from fleetplane.domains.instances.configuration.schema import (
     Addresses,
-    Configuration,
     EncryptionKey,
-    Secrets,
+    InstancesDocument,
+    SecretsSection,
 )
 from fleetplane.domains.instances.configuration.validate_content import (
     check_certificates,
@@ -49,7 +49,7 @@ SECRETS_PREFIXES = {
 _IDENTIFIER = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
 _IMAGE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
-Rule = Callable[[Configuration, Report], None]
+Rule = Callable[[InstancesDocument, ProblemReport], None]
 
 
 def identifier_problem(text: str) -> str | None:
@@ -63,12 +63,12 @@ def identifier_problem(text: str) -> str | None:
     return "has two hyphens in a row" if "--" in text else None
 
 
-def validate(config: Configuration, report: Report) -> None:
+def validate(config: InstancesDocument, report: ProblemReport) -> None:
     for rule in RULES:
         rule(config, report)
 
 
-def resolve(config: Configuration) -> Configuration:
+def resolve(config: InstancesDocument) -> InstancesDocument:
     """Fill in the defaults that follow from other values."""
     secrets = config.cluster.secrets
     provider = secrets.provider or SECRETS_BY_INFRA.get(config.shard.infra.provider, "")
@@ -78,13 +78,13 @@ def resolve(config: Configuration) -> Configuration:
     return replace(config, cluster=replace(config.cluster, secrets=secrets))
 
 
-def _check_identifier(report: Report, path: Path, text: str, *, at_key: bool = False) -> None:
+def _check_identifier(report: ProblemReport, path: Path, text: str, *, at_key: bool = False) -> None:
     problem = identifier_problem(text)
     if problem is not None:
         report.add(path, f"{text[:64]!r} {problem}", at_key=at_key)
 
 
-def _check_identifiers(config: Configuration, report: Report) -> None:
+def _check_identifiers(config: InstancesDocument, report: ProblemReport) -> None:
     _check_identifier(report, ("cluster", "id"), config.cluster.id)
     _check_identifier(report, ("shard", "id"), config.shard.id)
     for pool in config.shard.subnet_pools:
@@ -99,13 +99,13 @@ def _check_identifiers(config: Configuration, report: Report) -> None:
             _check_tenants(report, ("templates", name, "files", file_name, "tenants"), file.tenants)
 
 
-def _check_tenants(report: Report, path: Path, tenants: Iterable[str]) -> None:
+def _check_tenants(report: ProblemReport, path: Path, tenants: Iterable[str]) -> None:
     for index, tenant in enumerate(tenants):
         if tenant != EVERYONE:
             _check_identifier(report, (*path, index), tenant)
 
 
-def _check_secrets(config: Configuration, report: Report) -> None:
+def _check_secrets(config: InstancesDocument, report: ProblemReport) -> None:
     path: Path = ("cluster", "secrets")
     secrets = config.cluster.secrets
     provider = secrets.provider or SECRETS_BY_INFRA.get(config.shard.infra.provider, "")
@@ -123,21 +123,21 @@ def _check_secrets(config: Configuration, report: Report) -> None:
         _check_project(report, key_path, key.provider, key.project_id)
 
 
-def _keys(path: Path, secrets: Secrets) -> Iterable[tuple[Path, EncryptionKey]]:
+def _keys(path: Path, secrets: SecretsSection) -> Iterable[tuple[Path, EncryptionKey]]:
     if secrets.encryption_key is not None:
         yield (*path, "encryption_key"), secrets.encryption_key
     for index, key in enumerate(secrets.old_encryption_keys):
         yield (*path, "old_encryption_keys", index), key
 
 
-def _check_project(report: Report, path: Path, provider: str, project: str) -> None:
+def _check_project(report: ProblemReport, path: Path, provider: str, project: str) -> None:
     if provider == GOOGLE and not project:
         report.add((*path, "project_id"), f"'project_id' is required for provider {GOOGLE}")
     if provider and provider != GOOGLE and project:
         report.add((*path, "project_id"), f"is only for provider {GOOGLE}", at_key=True)
 
 
-def _check_addresses(config: Configuration, report: Report) -> None:
+def _check_addresses(config: InstancesDocument, report: ProblemReport) -> None:
     both: tuple[tuple[str, Addresses], ...] = (
         ("bind", config.shard.bind),
         ("advertise", config.shard.advertise),
@@ -155,7 +155,7 @@ def _check_addresses(config: Configuration, report: Report) -> None:
         seen.setdefault(address, name)
 
 
-def check_provider(config: Configuration, report: Report, installed: Collection[str]) -> None:
+def check_provider(config: InstancesDocument, report: ProblemReport, installed: Collection[str]) -> None:
     """A provider is one that is installed here: the server would have no machines from any other."""
     path: Path = ("shard", "infra", "provider")
     name, known = config.shard.infra.provider, sorted(installed)
@@ -167,7 +167,7 @@ def check_provider(config: Configuration, report: Report, installed: Collection[
         report.add(path, f"must be one of {', '.join(known)}, which are installed, not {name!r}")
 
 
-def _check_shard(config: Configuration, report: Report) -> None:
+def _check_shard(config: InstancesDocument, report: ProblemReport) -> None:
     shard = config.shard
     network = shard.leader_network
     if network is not None and shard.infra.provider == "aws" and not network.interface_id:
@@ -194,7 +194,7 @@ def _check_shard(config: Configuration, report: Report) -> None:
             report.add((where, "leader_election", "leader_timeout"), message)
 
 
-def _check_subnets(config: Configuration, report: Report) -> None:
+def _check_subnets(config: InstancesDocument, report: ProblemReport) -> None:
     shard = config.shard
     owners: dict[str, str] = {}
     for pool, subnets in shard.subnet_pools.items():
@@ -211,13 +211,13 @@ def _check_subnets(config: Configuration, report: Report) -> None:
         check_known(report, ("shard", "dynamic_subnet_pools", index), "subnet pool", pool, shard.subnet_pools)
 
 
-def check_known(report: Report, path: Path, what: str, name: str, known: Iterable[str]) -> None:
+def check_known(report: ProblemReport, path: Path, what: str, name: str, known: Iterable[str]) -> None:
     names = list(known)
     if name and name not in names:
         report.add(path, f"there is no {what} {name!r}; {nearest(name, names)}")
 
 
-def _check_groups(config: Configuration, report: Report) -> None:
+def _check_groups(config: InstancesDocument, report: ProblemReport) -> None:
     pools = config.shard.subnet_pools
     for name, template in config.templates.items():
         check_known(report, ("templates", name, "subnet_pool"), "subnet pool", template.subnet_pool, pools)
@@ -237,7 +237,7 @@ def _check_groups(config: Configuration, report: Report) -> None:
             check_texts(report, (*path, "args"), group.args)
 
 
-def _check_images(config: Configuration, report: Report) -> None:
+def _check_images(config: InstancesDocument, report: ProblemReport) -> None:
     infra = config.shard.infra.provider
     for name, image in config.images.items():
         path: Path = ("images", name)

@@ -13,8 +13,8 @@ from collections.abc import Collection, Mapping
 
 from fleetplane.domains.instances.configuration.decode import nearest
 from fleetplane.domains.instances.configuration.jsonc import Path
-from fleetplane.domains.instances.configuration.problems import Report
-from fleetplane.domains.instances.configuration.schema import Configuration, File, Userdata
+from fleetplane.domains.instances.configuration.problems import ProblemReport
+from fleetplane.domains.instances.configuration.schema import FileSection, InstancesDocument, Userdata
 from fleetplane.domains.instances.configuration.templates import template as templates
 from fleetplane.domains.instances.configuration.templates.template import (
     Fields,
@@ -31,7 +31,7 @@ _ENV_KEY = re.compile(r"[A-Z0-9_]+")
 _KIND = re.compile(r"[a-z]{3}")
 
 
-def check_templates(config: Configuration, report: Report) -> None:
+def check_templates(config: InstancesDocument, report: ProblemReport) -> None:
     for name, template in config.templates.items():
         path: Path = ("templates", name)
         if template.kind and not _KIND.fullmatch(template.kind):
@@ -45,12 +45,12 @@ def check_templates(config: Configuration, report: Report) -> None:
         _check_userdata(report, (*path, "userdata"), template.userdata)
 
 
-def check_defaults(config: Configuration, report: Report) -> None:
+def check_defaults(config: InstancesDocument, report: ProblemReport) -> None:
     check_texts(report, ("defaults", "args"), config.defaults.args)
     _check_userdata(report, ("defaults", "userdata"), config.defaults.userdata)
 
 
-def check_server_files(config: Configuration, report: Report) -> None:
+def check_server_files(config: InstancesDocument, report: ProblemReport) -> None:
     for name, file in config.server.files.items():
         path: Path = ("server", "files", name)
         problem = base_name_problem(name)
@@ -62,7 +62,7 @@ def check_server_files(config: Configuration, report: Report) -> None:
             _check_file(report, path, file, config.certificates)
 
 
-def check_certificates(config: Configuration, report: Report) -> None:
+def check_certificates(config: InstancesDocument, report: ProblemReport) -> None:
     for name, certificate in config.certificates.items():
         path: Path = ("certificates", name)
         if not 0 < certificate.ttl_hours <= MAX_CERTIFICATE_TTL_HOURS:
@@ -96,7 +96,7 @@ def base_name_problem(name: str) -> str | None:
     return None
 
 
-def _check_file_name(report: Report, path: Path, name: str, file: File) -> None:
+def _check_file_name(report: ProblemReport, path: Path, name: str, file: FileSection) -> None:
     problem = base_name_problem(name)
     stem, dot, ending = name.rpartition(".")
     extension = dot + ending
@@ -116,7 +116,7 @@ def _check_file_name(report: Report, path: Path, name: str, file: File) -> None:
         report.add(path, f"{name!r} {problem}", at_key=True)
 
 
-def _check_file(report: Report, path: Path, file: File, certificates: Collection[str]) -> None:
+def _check_file(report: ProblemReport, path: Path, file: FileSection, certificates: Collection[str]) -> None:
     _check_needs(report, path, file)
     template = (*path, "template")
     match file.kind, file.template:
@@ -143,7 +143,7 @@ def _check_file(report: Report, path: Path, file: File, certificates: Collection
             report.add(template, "must be a string for kind string")
 
 
-def _check_needs(report: Report, path: Path, file: File) -> None:
+def _check_needs(report: ProblemReport, path: Path, file: FileSection) -> None:
     """Which of source, template and key a kind must have, and which it cannot use."""
     needs = {"secret": ("source",), "storage": ("source",), "certificate": ("template", "key")}
     wanted = needs.get(file.kind, ("template",)) if file.kind else ()
@@ -165,7 +165,7 @@ def _check_needs(report: Report, path: Path, file: File) -> None:
             report.add((*path, "key", "name"), f"{file.key.name!r} {problem}")
 
 
-def _check_env(report: Report, path: Path, lines: Mapping[str, object]) -> None:
+def _check_env(report: ProblemReport, path: Path, lines: Mapping[str, object]) -> None:
     for key, value in lines.items():
         if not _ENV_KEY.fullmatch(key):
             report.add((*path, key), f"{key!r} may hold only A to Z, 0 to 9 and _", at_key=True)
@@ -175,7 +175,7 @@ def _check_env(report: Report, path: Path, lines: Mapping[str, object]) -> None:
             report.add((*path, key), "must be a string: environment variables are")
 
 
-def _check_userdata(report: Report, path: Path, userdata: Userdata | None) -> None:
+def _check_userdata(report: ProblemReport, path: Path, userdata: Userdata | None) -> None:
     if userdata is None:
         return
     if userdata.coding == "gzip" and not userdata.is_url:
@@ -195,7 +195,7 @@ def _check_userdata(report: Report, path: Path, userdata: Userdata | None) -> No
             report.add((*path, "content"), f"is not base64, which encoding {userdata.coding!r} promises")
 
 
-def check_texts(report: Report, path: Path, value: object) -> None:
+def check_texts(report: ProblemReport, path: Path, value: object) -> None:
     """Every string in a JSON value is a template."""
     match value:
         case str():
@@ -208,7 +208,7 @@ def check_texts(report: Report, path: Path, value: object) -> None:
                 check_texts(report, (*path, index), item)
 
 
-def check_text(report: Report, path: Path, text: str, *, nonce: bool = False) -> None:
+def check_text(report: ProblemReport, path: Path, text: str, *, nonce: bool = False) -> None:
     """The text must be a template, and what it names must exist."""
     if "{{" not in text:
         return

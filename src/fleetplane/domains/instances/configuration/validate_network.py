@@ -8,10 +8,10 @@ from urllib.parse import urlsplit
 
 from fleetplane.domains.instances.configuration.decode import nearest
 from fleetplane.domains.instances.configuration.jsonc import Path
-from fleetplane.domains.instances.configuration.problems import Report
+from fleetplane.domains.instances.configuration.problems import ProblemReport
 from fleetplane.domains.instances.configuration.schema import (
-    Configuration,
-    LoadBalancer,
+    InstancesDocument,
+    LoadBalancerSection,
     Nat,
     Thresholds,
     Tunnel,
@@ -60,12 +60,12 @@ def _is_ip(text: str, version: int | None = None) -> bool:
     return version is None or address.version == version
 
 
-def _check_port(report: Report, path: Path, port: int) -> None:
+def _check_port(report: ProblemReport, path: Path, port: int) -> None:
     if not 1 <= port <= MAX_PORT:
         report.add(path, f"port {port} is not one from 1 to {MAX_PORT}")
 
 
-def check_load_balancers(config: Configuration, report: Report) -> None:
+def check_load_balancers(config: InstancesDocument, report: ProblemReport) -> None:
     for name, balancer in config.load_balancers.items():
         path: Path = ("load_balancers", name)
         fields = FIELDS_OF_PROVIDER.get(balancer.provider)
@@ -80,7 +80,7 @@ def check_load_balancers(config: Configuration, report: Report) -> None:
         _check_members(report, path, balancer)
 
 
-def _check_members(report: Report, path: Path, balancer: LoadBalancer) -> None:
+def _check_members(report: ProblemReport, path: Path, balancer: LoadBalancerSection) -> None:
     for index, group in enumerate(balancer.target_groups):
         for port in ("listener_port", "target_port", "proxy_port"):
             _check_port(report, (*path, "target_groups", index, port), getattr(group, port))
@@ -97,7 +97,7 @@ def _check_members(report: Report, path: Path, balancer: LoadBalancer) -> None:
             _check_port(report, (*path, "listeners", index, port), getattr(listener, port))
 
 
-def check_tunnels(config: Configuration, report: Report) -> None:
+def check_tunnels(config: InstancesDocument, report: ProblemReport) -> None:
     balancers = config.load_balancers
     for name, tunnel in config.tunnels.items():
         path: Path = ("tunnels", name)
@@ -110,7 +110,7 @@ def check_tunnels(config: Configuration, report: Report) -> None:
             report.add(("load_balancers", name), f"needs an entry {name!r} in tunnels", at_key=True)
 
 
-def _check_tunnel(report: Report, path: Path, tunnel: Tunnel) -> None:
+def _check_tunnel(report: ProblemReport, path: Path, tunnel: Tunnel) -> None:
     if not _PINNED_IMAGE.fullmatch(tunnel.image):
         report.add((*path, "image"), "must be pinned: name@sha256: and 64 hexadecimal digits")
     if not _is_loopback_url(tunnel.readiness_url):
@@ -137,7 +137,7 @@ def _is_loopback_url(url: str) -> bool:
     return host == "localhost" or (_is_ip(host) and ipaddress.ip_address(host).is_loopback)
 
 
-def check_nat(config: Configuration, report: Report) -> None:
+def check_nat(config: InstancesDocument, report: ProblemReport) -> None:
     addresses: dict[str, str] = {}
     for tenant, nat in config.nat.items():
         path: Path = ("nat", tenant)
@@ -159,7 +159,7 @@ def check_nat(config: Configuration, report: Report) -> None:
             _check_allocation(config, report, where, address.allocation_id)
 
 
-def _check_allocation(config: Configuration, report: Report, path: Path, allocation: str) -> None:
+def _check_allocation(config: InstancesDocument, report: ProblemReport, path: Path, allocation: str) -> None:
     provider = config.shard.infra.provider
     if provider == "aws" and not allocation:
         report.add((*path, "allocation_id"), "'allocation_id' is required on aws")
@@ -167,7 +167,9 @@ def _check_allocation(config: Configuration, report: Report, path: Path, allocat
         report.add((*path, "allocation_id"), "has no meaning on google", at_key=True)
 
 
-def _check_nat_group(config: Configuration, report: Report, path: Path, tenant: str, nat: Nat) -> None:
+def _check_nat_group(
+    config: InstancesDocument, report: ProblemReport, path: Path, tenant: str, nat: Nat
+) -> None:
     groups = config.groups.get(tenant, {})
     group = groups.get(nat.group)
     if group is None:
@@ -188,7 +190,7 @@ def _check_nat_group(config: Configuration, report: Report, path: Path, tenant: 
         report.add((*path, "instance_type_ladder"), f"must include {group.instance_type!r}, the group's own")
 
 
-def _check_thresholds(report: Report, path: Path, up: Thresholds, down: Thresholds) -> None:
+def _check_thresholds(report: ProblemReport, path: Path, up: Thresholds, down: Thresholds) -> None:
     for name in ("conntrack_percent", "cpu_percent"):
         high, low = getattr(up, name), getattr(down, name)
         if not 0 < high <= 100:

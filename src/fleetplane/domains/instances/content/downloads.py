@@ -57,7 +57,7 @@ Fetch = Callable[[SplitResult, Collection[str]], bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Kept:
+class _Download:
     body: bytes
     at: float
 
@@ -75,7 +75,7 @@ class Downloads:
         self._clock = clock
         self._private_hosts = frozenset(private_hosts)
         self._fetch = fetch or fetch_https
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._kept: OrderedDict[str, _Download] = OrderedDict()
         self._locks = tuple(asyncio.Lock() for _ in range(LOCKS))
 
     def __repr__(self) -> str:
@@ -102,13 +102,13 @@ class Downloads:
             self._keep(address, body)
             return body
 
-    def _is_fresh(self, kept: _Kept, wanted: str) -> bool:
+    def _is_fresh(self, kept: _Download, wanted: str) -> bool:
         if wanted:
             return hashlib.sha256(kept.body).hexdigest() == wanted
         return self._clock.monotonic() < kept.at + FRESH_SECONDS
 
     def _keep(self, address: str, body: bytes) -> None:
-        self._kept[address] = _Kept(body=body, at=self._clock.monotonic())
+        self._kept[address] = _Download(body=body, at=self._clock.monotonic())
         self._kept.move_to_end(address)
         while len(self._kept) > KEPT_LIMIT:
             self._kept.popitem(last=False)

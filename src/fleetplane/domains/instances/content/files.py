@@ -14,9 +14,9 @@ from typing import assert_never
 import msgspec
 
 from fleetplane.domains.instances import credentials
-from fleetplane.domains.instances.configuration import Configuration, ownership, rendering
+from fleetplane.domains.instances.configuration import InstancesDocument, ownership, rendering
 from fleetplane.domains.instances.configuration.merge import EffectiveGroup
-from fleetplane.domains.instances.configuration.schema import Certificate, File
+from fleetplane.domains.instances.configuration.schema import Certificate, FileSection
 from fleetplane.domains.instances.configuration.templates.template import TemplateData
 from fleetplane.domains.instances.kinds import Instance, InstanceStatus, tenant_of
 from fleetplane.domains.instances.rules import workload
@@ -42,7 +42,7 @@ class NotReady(Unavailable):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Addresses:
+class ServerAddresses:
     """Where agents and operators find this server."""
 
     registration: str = ""
@@ -50,7 +50,7 @@ class Addresses:
     operator: str = ""
 
 
-class Secrets:
+class InstanceSecrets:
     """Secrets for instances: objects sealed under the master key.
 
     A secret that names tenants is for those alone. One that names none is for whoever's template names it
@@ -84,7 +84,7 @@ class Secrets:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class StoredCertificate:
     """A certificate that was issued and may be sent again."""
 
     pem: bytes
@@ -98,12 +98,12 @@ class FileMaker:
         self,
         *,
         objects: Objects,
-        secrets: Secrets,
+        secrets: InstanceSecrets,
         authority: Authority,
         workloads: Authority,
-        addresses: Callable[[], Addresses],
+        addresses: Callable[[], ServerAddresses],
         now_ns: Callable[[], int],
-        images: Callable[[Configuration], Mapping[str, str]],
+        images: Callable[[InstancesDocument], Mapping[str, str]],
         reserved: Callable[[], Iterable[str]] = lambda: (),
     ) -> None:
         """`workloads` signs certificate files; none of them may hold one of the names `reserved`."""
@@ -115,7 +115,7 @@ class FileMaker:
         self._addresses = addresses
         self._now_ns = now_ns
         self._images = images
-        self._certificates: dict[tuple[str, str], Kept] = {}
+        self._certificates: dict[tuple[str, str], StoredCertificate] = {}
 
     def forget(self, instance: str) -> None:
         for key in [key for key in self._certificates if key[0] == instance]:
@@ -125,7 +125,7 @@ class FileMaker:
         self,
         names: Iterable[str],
         *,
-        configuration: Configuration,
+        configuration: InstancesDocument,
         group: EffectiveGroup,
         instance: Instance,
         keys: Mapping[str, str],
@@ -144,7 +144,7 @@ class FileMaker:
 
     def data(
         self,
-        configuration: Configuration,
+        configuration: InstancesDocument,
         group: EffectiveGroup,
         instance: Instance,
         *,
@@ -179,8 +179,8 @@ class FileMaker:
     async def _make(
         self,
         name: str,
-        file: File,
-        configuration: Configuration,
+        file: FileSection,
+        configuration: InstancesDocument,
         instance: Instance,
         keys: Mapping[str, str],
         data: TemplateData,
@@ -206,8 +206,8 @@ class FileMaker:
     def _certificate(
         self,
         name: str,
-        file: File,
-        configuration: Configuration,
+        file: FileSection,
+        configuration: InstancesDocument,
         instance: Instance,
         keys: Mapping[str, str],
         data: TemplateData,
@@ -235,7 +235,7 @@ class FileMaker:
             public_key = credentials.load_public_key(pem.encode(), field="public_key_pem")
             issued = self._workloads.issue_leaf(public_key, profile)
             life_ns = round(issued.not_after.timestamp() * 1e9) - self._now_ns()
-            kept = Kept(
+            kept = StoredCertificate(
                 pem=issued.leaf_pem,
                 fingerprint=fingerprint,
                 until_ns=self._now_ns() + round(life_ns * RESEND_SHARE),
@@ -244,7 +244,7 @@ class FileMaker:
         return kept.pem
 
 
-def key_name(file: File) -> str:
+def key_name(file: FileSection) -> str:
     """The base name of the key pair behind a certificate file."""
     assert file.key is not None
     return file.key.name.removesuffix(".pub")
@@ -262,7 +262,7 @@ def names_authority(group: EffectiveGroup) -> bool:
     return any(_AUTHORITY_FIELD in str((file.template, file.source)) for file in group.files.values())
 
 
-def certificate_lives(configuration: Configuration, group: EffectiveGroup) -> dict[str, float]:
+def certificate_lives(configuration: InstancesDocument, group: EffectiveGroup) -> dict[str, float]:
     """How long each certificate file of the group is good for, in seconds."""
     lives = {}
     for name, file in group.files.items():

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 import msgspec
 import structlog
 
-from fleetplane.domains.instances.configuration import Configuration
-from fleetplane.domains.instances.configuration.schema import Image
+from fleetplane.domains.instances.configuration import InstancesDocument
+from fleetplane.domains.instances.configuration.schema import ImageSection
 from fleetplane.domains.instances.controllers.provider_guard import GuardedProvider
 from fleetplane.domains.instances.kinds import IMAGE, ImageFound
-from fleetplane.domains.instances.providers.contract import Capability, ImageQuery
+from fleetplane.domains.instances.providers.contract import ImageQuery, ProviderCapability
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FailedPrecondition, FleetplaneError
 from fleetplane.kernel.store import Draft, Store
@@ -37,7 +37,7 @@ RETRY_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
+class _FoundImage:
     id: str
     """Of the last look-up that found one; empty if none has."""
     problem: str
@@ -72,13 +72,13 @@ class Images:
     def __init__(self, clock: Clock, store: Store | None = None) -> None:
         self._clock = clock
         self._store = store if store is not None and store.shared else None
-        self._found: OrderedDict[Image, _Found] = OrderedDict()
+        self._found: OrderedDict[ImageSection, _FoundImage] = OrderedDict()
         self.looked_up = 0
 
     def __repr__(self) -> str:
         return f"<Images kept={len(self._found)} looked_up={self.looked_up}>"
 
-    def ids(self, configuration: Configuration) -> ImageIds:
+    def ids(self, configuration: InstancesDocument) -> ImageIds:
         """What is known now; nobody is asked."""
         known: dict[str, str] = {}
         unresolved: dict[str, str] = {}
@@ -90,12 +90,12 @@ class Images:
                 unresolved[name] = found.problem if found is not None else "it was not looked up yet"
         return ImageIds(known, unresolved)
 
-    def _told(self, image: Image) -> ImageFound | None:
+    def _told(self, image: ImageSection) -> ImageFound | None:
         """What another server has found."""
         found = None if self._store is None else self._store.get(IMAGE, SCOPE, _name(image))
         return found.spec if found is not None else None
 
-    async def _tell(self, image: Image, found: ImageFound) -> None:
+    async def _tell(self, image: ImageSection, found: ImageFound) -> None:
         if self._store is None or self._told(image) == found:
             return
 
@@ -108,7 +108,7 @@ class Images:
                 change, actor="system/instances", action="instances.image", touches=[key]
             )
 
-    async def refresh(self, provider: GuardedProvider, configuration: Configuration) -> None:
+    async def refresh(self, provider: GuardedProvider, configuration: InstancesDocument) -> None:
         """Look up what is not known, or not any more; never raises, the ids say what is missing."""
         for name, image in configuration.images.items():
             found = self._found.get(image)
@@ -117,12 +117,17 @@ class Images:
                 await self._look_up(provider, configuration, name, image, known.id if known else "")
 
     async def _look_up(
-        self, provider: GuardedProvider, configuration: Configuration, name: str, image: Image, before: str
+        self,
+        provider: GuardedProvider,
+        configuration: InstancesDocument,
+        name: str,
+        image: ImageSection,
+        before: str,
     ) -> None:
         self.looked_up += 1
         image_id, problem = "", ""
         try:
-            if Capability.IMAGES not in provider.describe().capabilities:
+            if ProviderCapability.IMAGES not in provider.describe().capabilities:
                 problem = f"the provider {provider.kind!r} cannot look images up"
             else:
                 image_id = await provider.find_image(query(image))
@@ -130,7 +135,7 @@ class Images:
         except FleetplaneError as error:
             problem = error.message
         interval = configuration.shard.image_refresh_interval_seconds if image_id else RETRY_SECONDS
-        self._found[image] = _Found(
+        self._found[image] = _FoundImage(
             id=image_id or before, problem=problem, again_at=self._clock.monotonic() + interval
         )
         self._found.move_to_end(image)
@@ -144,11 +149,11 @@ class Images:
             log.info("instances.image", image=name, id=image_id, before=before)
 
 
-def _name(image: Image) -> str:
+def _name(image: ImageSection) -> str:
     return hashlib.sha256(msgspec.json.encode(query(image), order="deterministic")).hexdigest()
 
 
-def query(image: Image) -> ImageQuery:
+def query(image: ImageSection) -> ImageQuery:
     return ImageQuery(
         filters={one.name: one.values for one in image.filters},
         owners=image.owners,

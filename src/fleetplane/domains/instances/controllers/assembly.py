@@ -9,14 +9,14 @@ import msgspec
 import structlog
 
 from fleetplane.domains.instances.content.downloads import Downloads
-from fleetplane.domains.instances.content.files import Addresses, FileMaker
+from fleetplane.domains.instances.content.files import FileMaker, ServerAddresses
 from fleetplane.domains.instances.content.images import Images
 from fleetplane.domains.instances.controllers.balancers import Balancers
 from fleetplane.domains.instances.controllers.groups import GroupController
-from fleetplane.domains.instances.controllers.launcher import Launcher
+from fleetplane.domains.instances.controllers.launcher import InstanceLauncher
 from fleetplane.domains.instances.controllers.leader_address import LeaderAddress
 from fleetplane.domains.instances.controllers.nat import NatKeeper
-from fleetplane.domains.instances.controllers.observations import Observations
+from fleetplane.domains.instances.controllers.observations import MachineObservations
 from fleetplane.domains.instances.controllers.plan_steps import ErrorSink, GroupParts
 from fleetplane.domains.instances.controllers.provider_guard import GuardedProvider
 from fleetplane.domains.instances.kinds import Instance
@@ -24,7 +24,7 @@ from fleetplane.domains.instances.providers.contract import Provider
 from fleetplane.domains.instances.records.groups import Groups
 from fleetplane.domains.instances.records.instances import Instances
 from fleetplane.domains.instances.records.intents import Intents
-from fleetplane.domains.instances.records.reports import Reports
+from fleetplane.domains.instances.records.reports import InstanceReports
 from fleetplane.kernel.backoff import Backoff
 from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.clock import Clock
@@ -91,12 +91,12 @@ class Machinery:
         store: Store,
         instances: Instances,
         groups: Groups,
-        reports: Reports,
+        reports: InstanceReports,
         files: FileMaker,
         provider: Provider,
         nonces: SigningKeys,
         authority: Authority,
-        addresses: Callable[[], Addresses],
+        addresses: Callable[[], ServerAddresses],
         images: Images,
         downloads: Downloads,
         machine: str = "",
@@ -109,12 +109,12 @@ class Machinery:
         self._guarded = guarded = GuardedProvider(
             provider, change_seconds=lambda: groups.required().shard.request_timeout_seconds
         )
-        self.observations = Observations(guarded, clock)
+        self.observations = MachineObservations(guarded, clock)
         nat = NatKeeper(guarded, instances, groups, reports, clock)
         self.intents = Intents(
             instances, groups, nonces, clock, provider_kind=lambda _configuration: provider.kind
         )
-        self.launcher = Launcher(
+        self.launcher = InstanceLauncher(
             instances=instances,
             groups=groups,
             provider=guarded,

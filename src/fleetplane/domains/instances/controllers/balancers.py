@@ -16,10 +16,10 @@ import structlog
 from fleetplane.domains.instances.controllers.provider_guard import GuardedProvider
 from fleetplane.domains.instances.kinds import Attachment, Instance, InstanceStatus
 from fleetplane.domains.instances.providers.contract import (
-    Capability,
+    BalancerTargetState,
     InstanceGone,
     LoadBalancer,
-    TargetState,
+    ProviderCapability,
 )
 from fleetplane.domains.instances.records.groups import Groups, GroupView
 from fleetplane.domains.instances.records.instances import Instances
@@ -35,7 +35,7 @@ _NewAttachment = Callable[[int], Attachment | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Seen:
+class _SeenMembers:
     began_ns: int
     members: frozenset[str]
 
@@ -46,7 +46,7 @@ class Balancers:
         self._instances = instances
         self._groups = groups
         self._clock = clock
-        self._seen: dict[str, _Seen] = {}
+        self._seen: dict[str, _SeenMembers] = {}
         """By load balancer, of which there are as many as the configuration has."""
 
     def __repr__(self) -> str:
@@ -68,7 +68,7 @@ class Balancers:
         )
 
     def _can_balance(self) -> bool:
-        return Capability.LOAD_BALANCERS in self._provider.describe().capabilities
+        return ProviderCapability.LOAD_BALANCERS in self._provider.describe().capabilities
 
     def missing(self, instance: Instance) -> list[str]:
         """Those load balancers that no longer list it although it was put behind them."""
@@ -98,7 +98,7 @@ class Balancers:
                 # Nothing is known of this one, which is no reason to act.
                 log.warning("instances.balancer_silent", balancer=key, error=error.message)
                 continue
-            self._seen[key] = _Seen(began_ns=began_ns, members=frozenset(members))
+            self._seen[key] = _SeenMembers(began_ns=began_ns, members=frozenset(members))
 
     async def attach(self, tenant: str, name: str, balancer: LoadBalancer) -> None:
         targets = balancing.targets(balancer)
@@ -146,7 +146,7 @@ class Balancers:
         except FleetplaneError as error:
             log.warning("instances.balancer_silent", balancer=balancer.key, error=error.message)
             return True
-        return seen is TargetState.DRAINING
+        return seen is BalancerTargetState.DRAINING
 
     async def _note(
         self, tenant: str, name: str, key: str, attachment: _NewAttachment, *, action: str

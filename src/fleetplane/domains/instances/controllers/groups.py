@@ -13,7 +13,7 @@ from typing import Any
 
 import structlog
 
-from fleetplane.domains.instances.controllers.plan_steps import GroupParts, Work, group_facts
+from fleetplane.domains.instances.controllers.plan_steps import GroupParts, PlanExecution, group_facts
 from fleetplane.domains.instances.kinds import GROUP, INSTANCE, TENANT, Instance, group_scope, tenant_of
 from fleetplane.domains.instances.records.groups import GroupView
 from fleetplane.domains.instances.rules import balancing, names, quotas, silence
@@ -23,7 +23,7 @@ from fleetplane.kernel.access import covers
 from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.errors import FleetplaneError
 from fleetplane.kernel.freeze import FREEZE
-from fleetplane.kernel.reconcile import Reason, Reconciler, Result
+from fleetplane.kernel.reconcile import PassResult, Reason, Reconciler
 from fleetplane.kernel.resources import Kind
 from fleetplane.kernel.store import follow
 from fleetplane.kernel.values.times import NS
@@ -193,20 +193,20 @@ class GroupController:
 
     # A pass.
 
-    async def _pass(self, key: str) -> Result:
+    async def _pass(self, key: str) -> PassResult:
         tenant, _, name = key.partition("/")
         parts = self._parts
         now_ns, began = parts.clock.now_ns(), parts.clock.monotonic()
         await parts.instances.wake_if_due(tenant, now_ns)
         if unresolved := parts.groups.unresolved(tenant, name):
-            return Result(explanation=(Reason(code="UNRESOLVED", message=unresolved),))
+            return PassResult(explanation=(Reason(code="UNRESOLVED", message=unresolved),))
         view = parts.groups.view(tenant, name)
         members = [self._member(instance, now_ns) for instance in parts.instances.of_group(tenant, name)]
         if view is None and not members:
             self._decided_seconds.pop(key, None)
             self._held.pop(key, None)
             self.reconciler.forget(key)
-            return Result(explanation=tuple(self._strays(tenant, name)))
+            return PassResult(explanation=tuple(self._strays(tenant, name)))
         facts = group_facts(parts, tenant, name, now_ns)
         plan = self._decide(view, members, facts, tenant, now_ns)
         code = "FROZEN" if facts.frozen else "WAITING"
@@ -216,7 +216,7 @@ class GroupController:
         self._decided_seconds[key] = parts.clock.monotonic() - began
         self._note_held(tenant, name, plan)
         due_seconds = [] if plan.due_ns is None else [max(0.0, (plan.due_ns - now_ns) / NS)]
-        due_seconds += await Work(parts, tenant, name, view, facts, reasons).carry_out(plan.actions)
+        due_seconds += await PlanExecution(parts, tenant, name, view, facts, reasons).carry_out(plan.actions)
         sleep = parts.instances.sleep(tenant)
         if sleep.asleep:
             reasons.append(Reason(code="ASLEEP", message=f"tenant {tenant} sleeps: no instance is wanted"))
@@ -228,7 +228,9 @@ class GroupController:
         reasons += self._strays(tenant, name)
         reasons += self._near_quota(tenant, name)
         reasons += _troubles(members, reasons)
-        return Result(explanation=_shortened(reasons), requeue_after_seconds=min(due_seconds, default=None))
+        return PassResult(
+            explanation=_shortened(reasons), requeue_after_seconds=min(due_seconds, default=None)
+        )
 
     def _near_quota(self, tenant: str, name: str) -> list[Reason]:
         """Report once that a tenant comes close to its quota."""
@@ -250,7 +252,11 @@ class GroupController:
         ]
 
     def _balance(
-        self, view: GroupView | None, members: Sequence[rules.Member], plan: rules.Plan, reasons: list[Reason]
+        self,
+        view: GroupView | None,
+        members: Sequence[rules.GroupMember],
+        plan: rules.GroupPlan,
+        reasons: list[Reason],
     ) -> None:
         """Add to the plan who goes behind a load balancer and who comes out."""
         balancers = self._parts.balancers
@@ -266,23 +272,23 @@ class GroupController:
     def _decide(
         self,
         view: GroupView | None,
-        members: Sequence[rules.Member],
+        members: Sequence[rules.GroupMember],
         facts: rules.GroupFacts,
         tenant: str,
         now_ns: int,
-    ) -> rules.Plan:
-        def quiet() -> silence.Silence:
+    ) -> rules.GroupPlan:
+        def quiet() -> silence.CrowdSilence:
             return self._quiet(tenant, now_ns)
 
         if view is not None and view.group.is_nat:
             return self._parts.nat.plan(view, members, facts, now_ns, quiet)
         return rules.decide(facts, members, self._parts.groups.policy(), now_ns=now_ns, tenant=quiet)
 
-    def _quiet(self, tenant: str, now_ns: int) -> silence.Silence:
+    def _quiet(self, tenant: str, now_ns: int) -> silence.CrowdSilence:
         members = (self._member(instance, now_ns) for instance in self._parts.instances.all(tenant))
         return silence.among(members, self._parts.groups.policy(), now_ns)
 
-    def _note_held(self, tenant: str, name: str, plan: rules.Plan) -> None:
+    def _note_held(self, tenant: str, name: str, plan: rules.GroupPlan) -> None:
         """Report once that the brake holds replacements back."""
         key = f"{tenant}/{name}"
         if plan.held and key not in self._held:
@@ -294,14 +300,14 @@ class GroupController:
         else:
             self._held.pop(key, None)
 
-    def _member(self, instance: Instance, now_ns: int) -> rules.Member:
+    def _member(self, instance: Instance, now_ns: int) -> rules.GroupMember:
         parts = self._parts
         registered = instance.status.registered_at_ns if instance.status is not None else None
         heard = parts.reports.last(instance.name)
         deadline: int | None = None
         if heard is not None and heard.report.termination_action:
             deadline = heard.report.termination_deadline_ns or now_ns + round(SPOT_NOTICE_SECONDS * NS)
-        return rules.Member(
+        return rules.GroupMember(
             instance=instance,
             heard_at_ns=parts.reports.heard_at_ns(instance.name, registered),
             reported=heard is not None,
@@ -335,7 +341,7 @@ class GroupController:
         return heard.at_ns if heard is not None else None
 
 
-def _troubles(members: Sequence[rules.Member], told: Sequence[Reason]) -> list[Reason]:
+def _troubles(members: Sequence[rules.GroupMember], told: Sequence[Reason]) -> list[Reason]:
     """What stands in the records of instances as gone wrong, unless this pass has said it already."""
     known = {(reason.subject, reason.message) for reason in told}
     found = [

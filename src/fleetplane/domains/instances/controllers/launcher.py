@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from fleetplane.domains.instances.configuration import Configuration, rendering
+from fleetplane.domains.instances.configuration import InstancesDocument, rendering
 from fleetplane.domains.instances.configuration.merge import EffectiveGroup
 from fleetplane.domains.instances.content.downloads import Downloads
-from fleetplane.domains.instances.content.files import Addresses, FileMaker
+from fleetplane.domains.instances.content.files import FileMaker, ServerAddresses
 from fleetplane.domains.instances.content.images import Images
 from fleetplane.domains.instances.content.user_data import user_data
 from fleetplane.domains.instances.controllers.nat import NatKeeper
@@ -40,7 +40,7 @@ SPREAD_SECONDS = 1.0
 """How old a count of who is in which subnet may be: it only spreads instances, it promises nothing."""
 
 
-class Launcher:
+class InstanceLauncher:
     def __init__(
         self,
         *,
@@ -50,7 +50,7 @@ class Launcher:
         intents: Intents,
         authority: Authority,
         files: FileMaker,
-        addresses: Callable[[], Addresses],
+        addresses: Callable[[], ServerAddresses],
         images: Images,
         downloads: Downloads,
         nat: NatKeeper,
@@ -70,7 +70,7 @@ class Launcher:
         self._next_creation = clock.monotonic()
         self._spread: dict[str, tuple[float, Counter[str]]] = {}
         """By tenant, of which there are as many as the configuration has."""
-        self._usage: dict[str, tuple[float, quotas.Usage]] = {}
+        self._usage: dict[str, tuple[float, quotas.InstanceUsage]] = {}
 
     def wait_seconds(self) -> float:
         """How long the rate limit still forbids a creation."""
@@ -182,7 +182,7 @@ class Launcher:
             report_interval_seconds=interval,
         )
 
-    def _report_interval(self, configuration: Configuration, args: Mapping[str, object]) -> float:
+    def _report_interval(self, configuration: InstancesDocument, args: Mapping[str, object]) -> float:
         """Shorter for machines that may be taken away: the notice of it comes with a report."""
         if not self._provider.is_spot(args):
             return 0.0
@@ -199,7 +199,7 @@ class Launcher:
                 return subnet
         raise ResourceExhausted(f"no subnet of pool {group.subnet_pool!r} has room")
 
-    def usage(self, tenant: str) -> quotas.Usage:
+    def usage(self, tenant: str) -> quotas.InstanceUsage:
         """How many instances the tenant has; counted anew every now and then."""
         now = self._clock.monotonic()
         counted = self._usage.get(tenant)

@@ -9,10 +9,10 @@ a restart in place should cost nobody their connection, and a successor elsewher
 from __future__ import annotations
 
 from fleetplane.domains.instances.controllers.provider_guard import GuardedProvider
-from fleetplane.domains.instances.providers.contract import Capability, LeaderNetwork
+from fleetplane.domains.instances.providers.contract import LeaderNetwork, ProviderCapability
 from fleetplane.domains.instances.records.groups import Groups
 from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.reconcile import Reason, Reconciler, Result
+from fleetplane.kernel.reconcile import PassResult, Reason, Reconciler
 from fleetplane.kernel.store import Store
 
 KEY = "leader-network"
@@ -43,7 +43,7 @@ class LeaderAddress:
         finally:
             unsubscribe()
 
-    async def _pass(self, _key: str) -> Result:
+    async def _pass(self, _key: str) -> PassResult:
         configured = self._groups.required().shard.leader_network
         wanted = (
             LeaderNetwork(ip=configured.ip, interface_id=configured.interface_id)
@@ -54,15 +54,17 @@ class LeaderAddress:
             await self._provider.release_leader_network(self._machine, self._held)
             self._held = None
         if wanted is None:
-            return Result()
+            return PassResult()
         if problem := self._problem():
-            return Result(explanation=(Reason(code="LEADER_NETWORK", message=problem, subject=wanted.ip),))
+            return PassResult(
+                explanation=(Reason(code="LEADER_NETWORK", message=problem, subject=wanted.ip),)
+            )
         await self._provider.assign_leader_network(self._machine, wanted)
         self._held = wanted
-        return Result(requeue_after_seconds=CHECK_SECONDS)
+        return PassResult(requeue_after_seconds=CHECK_SECONDS)
 
     def _problem(self) -> str:
-        if Capability.LEADER_NETWORK not in self._provider.describe().capabilities:
+        if ProviderCapability.LEADER_NETWORK not in self._provider.describe().capabilities:
             return f"the provider {self._provider.kind!r} moves no addresses"
         if not self._machine:
             return "which machine this is must be said in the setting instances.machine"

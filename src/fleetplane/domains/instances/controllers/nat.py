@@ -17,14 +17,14 @@ import structlog
 from fleetplane.domains.instances.configuration.schema import Nat
 from fleetplane.domains.instances.controllers.provider_guard import GuardedProvider
 from fleetplane.domains.instances.kinds import Instance, InstanceStatus, tenant_of
-from fleetplane.domains.instances.providers.contract import Capability, NatRoute
+from fleetplane.domains.instances.providers.contract import NatRoute, ProviderCapability
 from fleetplane.domains.instances.records.groups import Groups, GroupView
 from fleetplane.domains.instances.records.instances import Instances
-from fleetplane.domains.instances.records.reports import Reports
+from fleetplane.domains.instances.records.reports import InstanceReports
 from fleetplane.domains.instances.rules import decide as rules
 from fleetplane.domains.instances.rules import nat
-from fleetplane.domains.instances.rules.plans import GroupFacts, Member, Plan
-from fleetplane.domains.instances.rules.silence import Silence
+from fleetplane.domains.instances.rules.plans import GroupFacts, GroupMember, GroupPlan
+from fleetplane.domains.instances.rules.silence import CrowdSilence
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import Unavailable
 from fleetplane.kernel.values.times import NS
@@ -46,7 +46,7 @@ class NatNotReady(Unavailable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Trend:
-    last: nat.Load
+    last: nat.NatLoad
     pressure: nat.Pressure
     since_ns: int
 
@@ -57,7 +57,7 @@ class NatKeeper:
         provider: GuardedProvider,
         instances: Instances,
         groups: Groups,
-        reports: Reports,
+        reports: InstanceReports,
         clock: Clock,
     ) -> None:
         self._provider = provider
@@ -85,7 +85,7 @@ class NatKeeper:
         return found if found is not None and self._can_route() else None
 
     def _can_route(self) -> bool:
-        return Capability.NAT_ROUTES in self._provider.describe().capabilities
+        return ProviderCapability.NAT_ROUTES in self._provider.describe().capabilities
 
     def problem(self, view: GroupView | None) -> str:
         if view is None or not view.group.is_nat or self.of(view.group.tenant) is not None:
@@ -120,11 +120,11 @@ class NatKeeper:
     def plan(
         self,
         view: GroupView,
-        members: Sequence[Member],
+        members: Sequence[GroupMember],
         facts: GroupFacts,
         now_ns: int,
-        quiet: Callable[[], Silence],
-    ) -> Plan:
+        quiet: Callable[[], CrowdSilence],
+    ) -> GroupPlan:
         tenant, found = view.group.tenant, self.of(view.group.tenant)
         if found is None:
             return rules.decide(facts, members, self._groups.policy(), now_ns=now_ns, tenant=quiet)
@@ -150,19 +150,19 @@ class NatKeeper:
         view: GroupView,
         found: Nat,
         subnet: str,
-        everyone: Sequence[Member],
+        everyone: Sequence[GroupMember],
         facts: GroupFacts,
         dependents: int,
         now_ns: int,
-        quiet: Callable[[], Silence],
-    ) -> Plan:
+        quiet: Callable[[], CrowdSilence],
+    ) -> GroupPlan:
         members = [member for member in everyone if member.instance.spec.serves == subnet]
         present = [
             member
             for member in members
             if rules.state(member.instance) not in (rules.State.DELETING, rules.State.DELETED)
         ]
-        plan = Plan()
+        plan = GroupPlan()
         wanted = bool(subnet) and self._wanted(
             view.group.tenant, subnet, dependents, found, present, plan, now_ns
         )
@@ -199,8 +199,8 @@ class NatKeeper:
         subnet: str,
         dependents: int,
         found: Nat,
-        present: Sequence[Member],
-        plan: Plan,
+        present: Sequence[GroupMember],
+        plan: GroupPlan,
         now_ns: int,
     ) -> bool:
         key = (tenant, subnet)
@@ -230,7 +230,13 @@ class NatKeeper:
     # How large it should be.
 
     def _type(
-        self, view: GroupView, found: Nat, subnet: str, present: Sequence[Member], plan: Plan, now_ns: int
+        self,
+        view: GroupView,
+        found: Nat,
+        subnet: str,
+        present: Sequence[GroupMember],
+        plan: GroupPlan,
+        now_ns: int,
     ) -> str:
         key = (view.group.tenant, subnet)
         current = nat.current_type(found, present, view.group.instance_type)
@@ -252,7 +258,7 @@ class NatKeeper:
                 return following
         return current
 
-    def _pressed(self, found: Nat, member: Member, now_ns: int) -> nat.Pressure:
+    def _pressed(self, found: Nat, member: GroupMember, now_ns: int) -> nat.Pressure:
         """In which direction it has been pressed for the whole of the window, and not too soon again."""
         name = member.instance.name
         heard = self._reports.last(name)

@@ -8,7 +8,7 @@ import structlog
 
 from fleetplane.domains.instances.controllers.provider_guard import GuardedProvider
 from fleetplane.domains.instances.kinds import Instance
-from fleetplane.domains.instances.providers.contract import InstanceGone, Observed, ProviderError
+from fleetplane.domains.instances.providers.contract import InstanceGone, ObservedMachine, ProviderError
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError
 from fleetplane.kernel.values.times import NS
@@ -23,11 +23,11 @@ SETTLING_SECONDS = 30.0
 behind creation."""
 
 
-class Observations:
+class MachineObservations:
     def __init__(self, provider: GuardedProvider, clock: Clock) -> None:
         self._provider = provider
         self._clock = clock
-        self._seen: dict[str, Observed] = {}
+        self._seen: dict[str, ObservedMachine] = {}
         self._gone: set[str] = set()
         """Those that the provider was asked about by name and did not have."""
         self._listed_at_ns: int | None = None
@@ -65,11 +65,11 @@ class Observations:
         later = self._listed_at_ns is not None and self._listed_at_ns > status.deleted_at_ns
         return later and seen is not None and not seen.status.unhealthy
 
-    def all(self) -> Iterator[Observed]:
+    def all(self) -> Iterator[ObservedMachine]:
         """What the last list had."""
         return iter(self._seen.values())
 
-    def seen(self, name: str) -> Observed | None:
+    def seen(self, name: str) -> ObservedMachine | None:
         """What the provider last said of an instance, if it did."""
         return self._seen.get(name)
 
@@ -105,7 +105,7 @@ class Observations:
         """
         began_ns = self._clock.now_ns()
         self._heard_since = set()
-        seen: dict[str, Observed] = {}
+        seen: dict[str, ObservedMachine] = {}
         token = ""
         for _ in range(PAGES_LIMIT):
             page = await self._provider.list_instances(cluster, shard, limit=PAGE, next_token=token)

@@ -31,12 +31,12 @@ ATTEMPTS = 3
 """To make an instance of a group that is being changed."""
 
 
-class _Named(msgspec.Struct, frozen=True, array_like=True):
+class _NamedGroup(msgspec.Struct, frozen=True, array_like=True):
     tenant: str
     name: str
 
 
-class _Found(msgspec.Struct, frozen=True, array_like=True):
+class _FoundReasons(msgspec.Struct, frozen=True, array_like=True):
     controller: str
     explanation: Explanation
 
@@ -78,11 +78,11 @@ class OnBehalf:
     async def status(self, instance: Instance) -> str:
         """The word that the provider has for it."""
         tenant = tenant_of(instance)
-        about = _text(_Named(tenant, instance.name))
+        about = _text(_NamedGroup(tenant, instance.name))
         return await self._errands.ask(STATUS, about, seconds=STATUS_SECONDS, tenant=tenant)
 
     async def _do_status(self, about: str) -> str:
-        named = msgspec.json.decode(about, type=_Named)
+        named = msgspec.json.decode(about, type=_NamedGroup)
         instance = self._instances.get(named.tenant, named.name)
         return await self._required().observations.look_at(instance)
 
@@ -129,7 +129,7 @@ class OnBehalf:
         tenant = tenant_of(instance)
         seconds = self._groups.required().shard.request_timeout_seconds + EXTRA_SECONDS
         try:
-            about = _text(_Named(tenant, instance.name))
+            about = _text(_NamedGroup(tenant, instance.name))
             await self._errands.ask(PROVISION, about, seconds=seconds, tenant=tenant)
         except FleetplaneError:
             if not name:
@@ -139,7 +139,7 @@ class OnBehalf:
         return self._instances.get(tenant, instance.name)
 
     async def _do_provision(self, about: str) -> str:
-        named = msgspec.json.decode(about, type=_Named)
+        named = msgspec.json.decode(about, type=_NamedGroup)
         instance = self._instances.get(named.tenant, named.name)
         status = instance.status
         if status is None or (not status.provider_id and status.deleting_at_ns is None):
@@ -151,12 +151,12 @@ class OnBehalf:
     async def findings(self, key: str) -> Sequence[Finding]:
         """What controllers found in their last passes over a key; over all keys if it is empty."""
         told = await self._errands.ask(EXPLAIN, key, seconds=EXPLAIN_SECONDS)
-        found = msgspec.json.decode(told, type=list[_Found])
+        found = msgspec.json.decode(told, type=list[_FoundReasons])
         return [Finding(controller=one.controller, explanation=one.explanation) for one in found]
 
     async def _do_explain(self, key: str) -> str:
         found = self._explanations.about(key) if key else self._explanations.all()
-        return _text([_Found(one.controller, one.explanation) for one in found])
+        return _text([_FoundReasons(one.controller, one.explanation) for one in found])
 
 
 def _text(value: object) -> str:

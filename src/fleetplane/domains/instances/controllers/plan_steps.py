@@ -15,16 +15,16 @@ import msgspec
 import structlog
 
 from fleetplane.domains.instances.controllers.balancers import Balancers
-from fleetplane.domains.instances.controllers.launcher import Launcher
+from fleetplane.domains.instances.controllers.launcher import InstanceLauncher
 from fleetplane.domains.instances.controllers.nat import NatKeeper, NatNotReady
-from fleetplane.domains.instances.controllers.observations import Observations
+from fleetplane.domains.instances.controllers.observations import MachineObservations
 from fleetplane.domains.instances.controllers.provider_guard import GuardedProvider
-from fleetplane.domains.instances.kinds import Drain as DrainRecord
+from fleetplane.domains.instances.kinds import DrainState as DrainRecord
 from fleetplane.domains.instances.kinds import Instance, InstanceStatus
 from fleetplane.domains.instances.providers.contract import InstanceGone
 from fleetplane.domains.instances.records.groups import Groups, GroupView
 from fleetplane.domains.instances.records.instances import Instances
-from fleetplane.domains.instances.records.reports import Reports
+from fleetplane.domains.instances.records.reports import InstanceReports
 from fleetplane.domains.instances.rules import plans
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError
@@ -53,10 +53,10 @@ class GroupParts:
     store: Store
     instances: Instances
     groups: Groups
-    reports: Reports
+    reports: InstanceReports
     provider: GuardedProvider
-    observations: Observations
-    launcher: Launcher
+    observations: MachineObservations
+    launcher: InstanceLauncher
     balancers: Balancers
     nat: NatKeeper
     clock: Clock
@@ -82,7 +82,7 @@ def group_facts(parts: GroupParts, tenant: str, name: str, now_ns: int) -> plans
     )
 
 
-class Work:
+class PlanExecution:
     """Carrying out one plan for one group."""
 
     def __init__(
@@ -154,20 +154,20 @@ class Work:
                 await self._create(action)
             case plans.Provision(name=instance):
                 await self._parts.launcher.provision(self._tenant, instance)
-            case plans.Drain():
+            case plans.DrainInstance():
                 await self._drain(action)
-            case plans.Delete():
+            case plans.DeleteInstance():
                 await self._delete(action)
             case plans.Purge(name=instance):
                 await self._parts.instances.purge(self._tenant, instance)
                 self._parts.observations.forget(instance)
                 self._parts.reports.forget(instance)
                 self._parts.nat.forget(instance)
-            case plans.Mark():
+            case plans.MarkUnhealthy():
                 await self._mark(action)
             case plans.Attach(name=instance, balancer=balancer):
                 await self._parts.balancers.attach(self._tenant, instance, balancer)
-            case plans.Route(name=instance, previous=previous):
+            case plans.SubnetRoute(name=instance, previous=previous):
                 await self._parts.nat.route(self._tenant, instance, previous)
             case plans.Detach(name=instance, balancer=key):
                 if not await self._parts.balancers.detach(self._tenant, instance, key):
@@ -178,7 +178,7 @@ class Work:
         self._reasons.append(Reason(code="WAITING", message=text, subject=instance))
         self._again.append(DELETE_POLL_SECONDS)
 
-    async def _mark(self, action: plans.Mark) -> None:
+    async def _mark(self, action: plans.MarkUnhealthy) -> None:
         def marked(status: InstanceStatus, _now_ns: int) -> InstanceStatus:
             return msgspec.structs.replace(status, unhealthy_since_ns=action.unhealthy_since_ns)
 
@@ -205,7 +205,7 @@ class Work:
 
     # The steps that go.
 
-    async def _drain(self, action: plans.Drain) -> None:
+    async def _drain(self, action: plans.DrainInstance) -> None:
         record = DrainRecord(
             reason=action.cause,
             started_at_ns=self._parts.clock.now_ns(),
@@ -224,7 +224,7 @@ class Work:
         await self._parts.instances.step(self._tenant, action.name, begin, action="drain")
         log.info("instances.drain", tenant=self._tenant, instance=action.name, reason=action.cause)
 
-    async def _delete(self, action: plans.Delete) -> None:
+    async def _delete(self, action: plans.DeleteInstance) -> None:
         parts = self._parts
         before = parts.instances.find(self._tenant, action.name)
         asked = before is not None and plans.state(before) is plans.State.DELETING
@@ -269,11 +269,11 @@ class Work:
             return True
 
 
-def _deleting(cause: plans.Cause) -> Callable[[InstanceStatus, int], InstanceStatus]:
+def _deleting(cause: plans.RemovalCause) -> Callable[[InstanceStatus, int], InstanceStatus]:
     def step(status: InstanceStatus, now_ns: int) -> InstanceStatus:
         if status.deleting_at_ns is not None:
             return status
-        if cause is plans.Cause.NEVER_REGISTERED and status.registered_at_ns is not None:
+        if cause is plans.RemovalCause.NEVER_REGISTERED and status.registered_at_ns is not None:
             return status  # it came in the last moment
         drain = status.drain or DrainRecord(
             reason=cause, started_at_ns=now_ns, delete_at_ns=now_ns, replace=False

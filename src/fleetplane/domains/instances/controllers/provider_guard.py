@@ -15,6 +15,7 @@ from typing import TypeVar
 import structlog
 
 from fleetplane.domains.instances.providers.contract import (
+    BalancerTargetState,
     Created,
     CreateRequest,
     Description,
@@ -22,11 +23,10 @@ from fleetplane.domains.instances.providers.contract import (
     LeaderNetwork,
     LoadBalancer,
     NatRoute,
-    Observed,
-    Page,
+    ObservedMachine,
     Provider,
     ProviderError,
-    TargetState,
+    ProviderPage,
 )
 from fleetplane.kernel.errors import FleetplaneError
 
@@ -85,11 +85,13 @@ class GuardedProvider:
         call = self._provider.delete_instance(instance_id, provider_id)
         await self._within(self._change_seconds, call, "delete")
 
-    async def get_instance_status(self, instance_id: str, provider_id: str) -> Observed:
+    async def get_instance_status(self, instance_id: str, provider_id: str) -> ObservedMachine:
         call = self._provider.get_instance_status(instance_id, provider_id)
         return await self._within(self._check_seconds, call, "status")
 
-    async def list_instances(self, cluster: str, shard: str, *, limit: int, next_token: str = "") -> Page:
+    async def list_instances(
+        self, cluster: str, shard: str, *, limit: int, next_token: str = ""
+    ) -> ProviderPage:
         call = self._provider.list_instances(cluster, shard, limit=limit, next_token=next_token)
         return await self._within(self._list_seconds, call, "list")
 
@@ -110,7 +112,7 @@ class GuardedProvider:
 
     async def get_lb_target_state(
         self, provider_id: str, balancer: LoadBalancer, *, zone: str
-    ) -> TargetState:
+    ) -> BalancerTargetState:
         call = self._provider.get_lb_target_state(provider_id, balancer, zone=zone)
         return await self._within(self._check_seconds, call, "lb_target_state")
 

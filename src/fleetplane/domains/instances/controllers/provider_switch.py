@@ -15,7 +15,7 @@ from pathlib import Path
 
 import structlog
 
-from fleetplane.domains.instances.configuration import Configuration
+from fleetplane.domains.instances.configuration import InstancesDocument
 from fleetplane.domains.instances.configuration.schema import Infra
 from fleetplane.domains.instances.controllers.assembly import Machinery, ProviderStarts
 from fleetplane.domains.instances.kinds import Instance
@@ -85,7 +85,7 @@ class Infrastructure:
 
     # Whether a new document may come into force.
 
-    def _admit(self, configuration: Configuration) -> None:
+    def _admit(self, configuration: InstancesDocument) -> None:
         if self._brought is not None:
             return
         wanted = configuration.shard.infra
@@ -96,7 +96,7 @@ class Infrastructure:
             except FleetplaneError as error:
                 raise InvalidArgument(error.message, field=FIELD) from error
 
-    def _guard(self, configuration: Configuration, instances: Sequence[Instance]) -> None:
+    def _guard(self, configuration: InstancesDocument, instances: Sequence[Instance]) -> None:
         if self._brought is not None:
             return
         wanted, current = configuration.shard.infra, self._current()
@@ -122,7 +122,7 @@ class Infrastructure:
                 self._durable = current, True
         return self._durable[1]
 
-    def kind_of(self, configuration: Configuration) -> str:
+    def kind_of(self, configuration: InstancesDocument) -> str:
         """The kind of provider that instances are asked of."""
         return self._brought.kind if self._brought is not None else self._kind(configuration.shard.infra)
 

@@ -15,7 +15,7 @@ import structlog
 from fleetplane.domains.instances import credentials, ids, wire
 from fleetplane.domains.instances.configuration.ownership import EVERYONE
 from fleetplane.domains.instances.configuration.validate import identifier_problem
-from fleetplane.domains.instances.content.files import Secrets
+from fleetplane.domains.instances.content.files import InstanceSecrets
 from fleetplane.domains.instances.credentials import OPERATOR_LIFE_HOURS, ClientRole
 from fleetplane.domains.instances.grpc.operator_groups import GroupChange, OperatorGroups
 from fleetplane.domains.instances.kinds import SECRET, Instance, SecretRecord, tenant_of
@@ -23,7 +23,7 @@ from fleetplane.domains.instances.records.drains import RequestedDrains
 from fleetplane.domains.instances.records.groups import Groups
 from fleetplane.domains.instances.records.instances import Instances
 from fleetplane.domains.instances.records.operators import record_nonce, record_operator
-from fleetplane.domains.instances.records.reports import Reports
+from fleetplane.domains.instances.records.reports import InstanceReports
 from fleetplane.domains.instances.rules import decide as rules
 from fleetplane.gen.fleetplane.admin.v1 import instances_pb2 as admin_pb2
 from fleetplane.kernel.clock import Clock
@@ -57,11 +57,11 @@ class AdminService:
         groups: Groups,
         authority: Authority,
         nonces: SigningKeys,
-        secrets: Secrets,
+        secrets: InstanceSecrets,
         findings: Callable[[str], Awaitable[Sequence[Finding]]],
         clock: Clock,
         revocations: Revocations,
-        reports: Reports | None = None,
+        reports: InstanceReports | None = None,
         operator_address: Callable[[], str] | None = None,
         look_at: Callable[[str, str], None] = lambda _tenant, _group: None,
         accept: Callable[[], Awaitable[None]] | None = None,

@@ -17,17 +17,17 @@ import structlog
 from google.protobuf.empty_pb2 import Empty
 
 from fleetplane.domains.instances import credentials, figures, wire
-from fleetplane.domains.instances.configuration import Configuration
+from fleetplane.domains.instances.configuration import InstancesDocument
 from fleetplane.domains.instances.content.files import FileMaker, certificate_lives, keys_wanted
 from fleetplane.domains.instances.credentials import ClientRole
-from fleetplane.domains.instances.kinds import Instance, InstanceStatus, Report, tenant_of
+from fleetplane.domains.instances.kinds import HealthReport, Instance, InstanceStatus, tenant_of
 from fleetplane.domains.instances.records.groups import Groups, GroupView
 from fleetplane.domains.instances.records.instances import Instances
 from fleetplane.domains.instances.records.listener_activity import Activity
-from fleetplane.domains.instances.records.reports import Reports
+from fleetplane.domains.instances.records.reports import InstanceReports
 from fleetplane.domains.instances.rules import decide as rules
 from fleetplane.domains.instances.rules import delivery
-from fleetplane.domains.instances.rules.delivery import Holding, Patch, Sent
+from fleetplane.domains.instances.rules.delivery import Holding, Sent, SentPatch
 from fleetplane.fleet.figures import FigureKeeper
 from fleetplane.fleet.streams.endings import until_closed
 from fleetplane.gen.nstance.v1 import agent_pb2
@@ -62,13 +62,13 @@ ErrorSink = Callable[[str, str, str, str], None]
 """Tenant, group, instance and what went wrong."""
 
 
-class AgentService:
+class InstanceAgentService:
     def __init__(
         self,
         *,
         instances: Instances,
         groups: Groups,
-        reports: Reports,
+        reports: InstanceReports,
         activity: Activity,
         measured: FigureKeeper,
         files: FileMaker,
@@ -230,7 +230,7 @@ class AgentService:
         if said != proven:
             raise PermissionDenied("instance ID mismatch", details={"instance_id": said[:64]})
 
-    async def _take(self, tenant: str, report: Report) -> None:
+    async def _take(self, tenant: str, report: HealthReport) -> None:
         instance = self._instances.find(tenant, report.instance)
         if instance is None:
             raise PermissionDenied(f"instance {report.instance!r} is not known any more")
@@ -250,7 +250,7 @@ class AgentService:
         if not self._places.shared:
             self.wake(report.instance)
 
-    def reported_anywhere(self, before: Report | None, report: Report) -> None:
+    def reported_anywhere(self, before: HealthReport | None, report: HealthReport) -> None:
         """A report has been written down, by this server or another one."""
         tenant = self._instances.tenant_of(report.instance)
         instance = self._instances.find(tenant, report.instance) if tenant is not None else None
@@ -258,7 +258,7 @@ class AgentService:
             self._reported(instance, before, report)
             self.wake(report.instance)
 
-    def _reported(self, instance: Instance, before: Report | None, report: Report) -> None:
+    def _reported(self, instance: Instance, before: HealthReport | None, report: HealthReport) -> None:
         tenant, group = tenant_of(instance), instance.spec.group
         if report.connections and before is not None:
             self._activity.compare(tenant, group, before.connections, report.connections)
@@ -282,7 +282,7 @@ class AgentService:
             )
             self._complain(tenant, instance.spec.group, instance.name, text)
 
-    async def _note_version(self, tenant: str, instance: Instance, report: Report) -> None:
+    async def _note_version(self, tenant: str, instance: Instance, report: HealthReport) -> None:
         if instance.status is None or instance.status.agent_version == report.version:
             return
 
@@ -344,7 +344,7 @@ class AgentService:
         return _transfers(patch, made, now_ns)
 
     def _holding(
-        self, name: str, configuration: Configuration, view: GroupView, now_ns: int
+        self, name: str, configuration: InstancesDocument, view: GroupView, now_ns: int
     ) -> Holding | None:
         """What the agent's last report says that it holds, if there was one."""
         heard = self._reports.last(name)
@@ -367,7 +367,7 @@ def place_of(instance: str, stream: str) -> str:
     return f"{instance}/{stream}"
 
 
-def _transfers(patch: Patch, made: dict[str, bytes], now_ns: int) -> list[agent_pb2.FileTransfer]:
+def _transfers(patch: SentPatch, made: dict[str, bytes], now_ns: int) -> list[agent_pb2.FileTransfer]:
     stamp = timestamp(now_ns)
     files = [
         agent_pb2.FileTransfer(filename=name, content=content, last_modified=stamp)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from fleetplane.domains.instances.grpc.agents import REPORTS, AgentService
+from fleetplane.domains.instances.grpc.agents import REPORTS, InstanceAgentService
 from fleetplane.domains.instances.kinds import PUBLIC_KEY, Instance
 from fleetplane.domains.instances.records.instances import Instances
-from fleetplane.domains.instances.records.reports import Reports
+from fleetplane.domains.instances.records.reports import InstanceReports
 from fleetplane.kernel.boundary import Boundary, contained
 from fleetplane.kernel.presence import PRESENCE, Whereabouts
 from fleetplane.kernel.store import Store, follow
@@ -24,7 +24,12 @@ Went = Callable[[Instance], None]
 
 class AgentsAnywhere:
     def __init__(
-        self, store: Store, instances: Instances, reports: Reports, agents: AgentService, places: Whereabouts
+        self,
+        store: Store,
+        instances: Instances,
+        reports: InstanceReports,
+        agents: InstanceAgentService,
+        places: Whereabouts,
     ) -> None:
         self._store = store
         self._instances = instances

@@ -15,14 +15,14 @@ from fleetplane.gen.fleetplane.admin.v1 import authority_pb2
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.identity import Authority
 from fleetplane.kernel.identity.signing import SigningKeys
-from fleetplane.kernel.identity.succession import Phase
+from fleetplane.kernel.identity.succession import SuccessionPhase
 from fleetplane.kernel.store import Store
 from fleetplane.kernel.values.timestamps import timestamp
 from fleetplane.rpc import CallContext
 
 log = structlog.get_logger(__name__)
 
-_OTHER_ROLE = {Phase.ANNOUNCED: "announced", Phase.SWITCHED: "retiring"}
+_OTHER_ROLE = {SuccessionPhase.ANNOUNCED: "announced", SuccessionPhase.SWITCHED: "retiring"}
 
 
 class AuthorityService:
@@ -57,7 +57,7 @@ class AuthorityService:
         if any(workload):  # checked before anything is done
             self._workloads.check(*workload)
         await self._authority.adopt(request.certificate_pem, request.key_pem, actor=actor)
-        if any(workload) and self._workloads.phase is Phase.STEADY:
+        if any(workload) and self._workloads.phase is SuccessionPhase.STEADY:
             await self._workloads.adopt(*workload, actor=actor)
         await self._follow(actor)
         return self._stepped(context)
@@ -75,7 +75,7 @@ class AuthorityService:
     async def SwitchAuthority(
         self, request: authority_pb2.SwitchAuthorityRequest, context: CallContext
     ) -> authority_pb2.Authorities:
-        if not request.force and self._authority.phase is Phase.ANNOUNCED:
+        if not request.force and self._authority.phase is SuccessionPhase.ANNOUNCED:
             trust.check_switch(self._authority, self._census())
         await self._authority.switch(actor=context.principal.name)
         await self._follow(context.principal.name)
@@ -105,11 +105,11 @@ class AuthorityService:
         workloads, phase = self._workloads, self._authority.phase
         while workloads.phase is not phase:
             match workloads.phase:
-                case Phase.STEADY:
+                case SuccessionPhase.STEADY:
                     await workloads.announce(actor=actor)
-                case Phase.ANNOUNCED:
+                case SuccessionPhase.ANNOUNCED:
                     await workloads.switch(actor=actor)
-                case Phase.SWITCHED:
+                case SuccessionPhase.SWITCHED:
                     await workloads.retire(actor=actor)
 
     def _stepped(self, context: CallContext) -> authority_pb2.Authorities:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from fleetplane.domains.instances import wire
-from fleetplane.domains.instances.configuration import Configuration
+from fleetplane.domains.instances.configuration import InstancesDocument
 from fleetplane.domains.instances.configuration.merge import (
     MAX_VARS,
     check_override,
@@ -189,7 +189,7 @@ class OperatorGroups:
         return done.value
 
     def _check_quota(
-        self, draft: Draft, configuration: Configuration, tenant: str, key: str, wanted: GroupOverride
+        self, draft: Draft, configuration: InstancesDocument, tenant: str, key: str, wanted: GroupOverride
     ) -> None:
         """On what is written now, so that two changes at once do not both take the last room."""
         configured = configuration.groups.get(tenant, {})
@@ -223,7 +223,7 @@ def check_key(key: str) -> None:
         raise InvalidArgument(f"key {key[:64]!r} {problem}", field="key")
 
 
-def _check_ours(configuration: Configuration, tenant: str, key: str) -> None:
+def _check_ours(configuration: InstancesDocument, tenant: str, key: str) -> None:
     nat = configuration.nat.get(tenant)
     if nat is not None and nat.group == key:
         raise FailedPrecondition(f"group {key!r} is kept by the server itself", field="key")

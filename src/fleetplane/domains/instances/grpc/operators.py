@@ -18,14 +18,14 @@ from fleetplane.domains.instances import credentials, ids, wire
 from fleetplane.domains.instances.credentials import ClientRole
 from fleetplane.domains.instances.grpc.operator_groups import OperatorGroups, check_key
 from fleetplane.domains.instances.grpc.operator_watches import OperatorWatches
-from fleetplane.domains.instances.kinds import Drain, Instance, InstanceStatus
+from fleetplane.domains.instances.kinds import DrainState, Instance, InstanceStatus
 from fleetplane.domains.instances.live.errors import ErrorFeed
 from fleetplane.domains.instances.records import listener_activity as listeners
 from fleetplane.domains.instances.records.groups import Groups
 from fleetplane.domains.instances.records.instances import Instances
 from fleetplane.domains.instances.records.listener_activity import Activity
 from fleetplane.domains.instances.records.operators import record_operator
-from fleetplane.domains.instances.records.reports import Reports
+from fleetplane.domains.instances.records.reports import InstanceReports
 from fleetplane.domains.instances.records.tenants import SleepResult, Tenants, asleep
 from fleetplane.domains.instances.rules import decide as rules
 from fleetplane.domains.instances.rules import refusals
@@ -83,7 +83,7 @@ class OperatorService:
         store: Store,
         instances: Instances,
         groups: Groups,
-        reports: Reports,
+        reports: InstanceReports,
         authority: Authority,
         clock: Clock,
         look_at: Callable[[str, str], None],
@@ -400,8 +400,8 @@ def _deleting(status: InstanceStatus, now_ns: int) -> InstanceStatus:
     """Somebody asked for it to go: it is neither drained first nor kept for a replacement."""
     if status.deleting_at_ns is not None or status.deleted_at_ns is not None:
         return status
-    drain = status.drain or Drain(
-        reason=rules.Cause.REQUESTED, started_at_ns=now_ns, delete_at_ns=now_ns, replace=False
+    drain = status.drain or DrainState(
+        reason=rules.RemovalCause.REQUESTED, started_at_ns=now_ns, delete_at_ns=now_ns, replace=False
     )
     return msgspec.structs.replace(status, drain=drain, deleting_at_ns=now_ns)
 

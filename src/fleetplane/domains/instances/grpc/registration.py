@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import msgspec
 
 from fleetplane.domains.instances import credentials
-from fleetplane.domains.instances.configuration import Configuration
+from fleetplane.domains.instances.configuration import InstancesDocument
 from fleetplane.domains.instances.credentials import ClientRole, PublicKey
 from fleetplane.domains.instances.kinds import (
     INSTANCE,
@@ -27,7 +27,7 @@ from fleetplane.domains.instances.rules.names import named_by_agent
 from fleetplane.gen.nstance.v1 import registration_pb2
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError, InvalidArgument, Unauthenticated
-from fleetplane.kernel.identity import Authority, Issued
+from fleetplane.kernel.identity import Authority, IssuedCertificate
 from fleetplane.kernel.identity.enrolment import digest, redeem
 from fleetplane.kernel.identity.signing import SigningKeys
 from fleetplane.kernel.resources import Key
@@ -89,13 +89,13 @@ class RegistrationService:
         await self._admit_operator(tenant, client, nonce, key, issued)
         return self._answer(issued)
 
-    def _configuration(self) -> Configuration:
+    def _configuration(self) -> InstancesDocument:
         configuration = self._groups.configuration
         if configuration is None:
             raise FleetplaneError("config not loaded")
         return configuration
 
-    def _issue(self, key: PublicKey, role: ClientRole, tenant: str, client: str) -> Issued:
+    def _issue(self, key: PublicKey, role: ClientRole, tenant: str, client: str) -> IssuedCertificate:
         return credentials.issue(
             self._authority,
             key,
@@ -107,7 +107,12 @@ class RegistrationService:
         )
 
     async def _admit_agent(
-        self, claims: Mapping[str, str], nonce: str, key: PublicKey, issued: Issued, details: dict[str, str]
+        self,
+        claims: Mapping[str, str],
+        nonce: str,
+        key: PublicKey,
+        issued: IssuedCertificate,
+        details: dict[str, str],
     ) -> None:
         tenant, name = claims["tenant"], claims["sub"]
         key_digest = credentials.key_digest(key)
@@ -139,7 +144,7 @@ class RegistrationService:
         )
 
     async def _admit_operator(
-        self, tenant: str, client: str, nonce: str, key: PublicKey, issued: Issued
+        self, tenant: str, client: str, nonce: str, key: PublicKey, issued: IssuedCertificate
     ) -> None:
         key_digest = credentials.key_digest(key)
         record = f"{client}/{key_digest[:16]}"
@@ -163,7 +168,7 @@ class RegistrationService:
             touches=[Key(OPERATOR.name, tenant_scope(tenant), record)],
         )
 
-    def _answer(self, issued: Issued) -> registration_pb2.RegisterClientResponse:
+    def _answer(self, issued: IssuedCertificate) -> registration_pb2.RegisterClientResponse:
         response = registration_pb2.RegisterClientResponse(
             client_certificate_pem=issued.leaf_pem, authority_pem=self._authority.trust_pem
         )

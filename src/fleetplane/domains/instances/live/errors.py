@@ -46,7 +46,7 @@ class ErrorFeed:
         self._window_ns = round(window_seconds * 1e9)
         self._queue_limit = queue_limit
         self._recent: OrderedDict[tuple[str, str, str, str], int] = OrderedDict()
-        self._listeners: dict[str, set[Listening]] = {}
+        self._listeners: dict[str, set[ErrorListener]] = {}
         self.told = 0
         self.repeated = 0
         """Errors that were dropped as repetitions."""
@@ -104,13 +104,13 @@ class ErrorFeed:
                 found.append(Trouble(tenant=of, group=group, instance=instance, text=text, at_ns=at_ns))
         return found
 
-    def subscribe(self, tenant: str) -> Listening:
+    def subscribe(self, tenant: str) -> ErrorListener:
         """Everything told about a tenant from now on; a context manager to iterate over."""
-        listening = Listening(self, tenant, self._queue_limit)
+        listening = ErrorListener(self, tenant, self._queue_limit)
         self._listeners.setdefault(tenant, set()).add(listening)
         return listening
 
-    def leave(self, listening: Listening) -> None:
+    def leave(self, listening: ErrorListener) -> None:
         listeners = self._listeners.get(listening.tenant, set())
         listeners.discard(listening)
         if not listeners:
@@ -123,7 +123,7 @@ class ErrorFeed:
                 listening.close()
 
 
-class Listening:
+class ErrorListener:
     """One listener: iterate from one task."""
 
     def __init__(self, feed: ErrorFeed, tenant: str, limit: int) -> None:

@@ -27,7 +27,7 @@ from fleetplane.domains.instances.providers.contract import (
     Created,
     CreateRequest,
     InstanceGone,
-    Observed,
+    ObservedMachine,
     Provider,
     ProviderStatus,
 )
@@ -102,8 +102,8 @@ class Trial:
         self.provider = self.subject.factory()
         await self.provider.start()
 
-    async def list_all(self, *, limit: int = 100, shard: str | None = None) -> list[Observed]:
-        found: list[Observed] = []
+    async def list_all(self, *, limit: int = 100, shard: str | None = None) -> list[ObservedMachine]:
+        found: list[ObservedMachine] = []
         token = ""
         while True:
             page = await self.provider.list_instances(

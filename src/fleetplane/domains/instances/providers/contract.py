@@ -148,7 +148,7 @@ class Created(msgspec.Struct, frozen=True, kw_only=True):
     launched_at_ns: int = 0
 
 
-class Observed(Created, frozen=True, kw_only=True):
+class ObservedMachine(Created, frozen=True, kw_only=True):
     """What the infrastructure knows of a machine, and whose it is."""
 
     instance_type: str = ""
@@ -164,8 +164,8 @@ class Observed(Created, frozen=True, kw_only=True):
         return Created(**{name: getattr(self, name) for name in Created.__struct_fields__})
 
 
-class Page(msgspec.Struct, frozen=True, kw_only=True):
-    items: tuple[Observed, ...]
+class ProviderPage(msgspec.Struct, frozen=True, kw_only=True):
+    items: tuple[ObservedMachine, ...]
     next_token: str = ""
     """Empty on the last page."""
 
@@ -184,7 +184,7 @@ class LoadBalancer(msgspec.Struct, frozen=True, kw_only=True):
     target_groups: tuple[TargetGroup, ...] = ()
 
 
-class TargetState(StrEnum):
+class BalancerTargetState(StrEnum):
     """The state of one machine in all target groups of one load balancer."""
 
     REGISTERED = "registered"
@@ -228,7 +228,7 @@ class ImageQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Of those that match the first is taken, in this order."""
 
 
-class Capability(StrEnum):
+class ProviderCapability(StrEnum):
     """What not every infrastructure has."""
 
     LOAD_BALANCERS = "load-balancers"
@@ -248,7 +248,7 @@ class Description:
     """Each option, and what it does."""
     args: Mapping[str, str] = field(default_factory=dict)
     """What a template may say in `args`."""
-    capabilities: frozenset[Capability] = frozenset()
+    capabilities: frozenset[ProviderCapability] = frozenset()
     durable: bool = True
     """Whether its instances, and its knowledge of them, outlive the server's process."""
     prompt: bool = False
@@ -300,11 +300,13 @@ class Provider(Protocol):
         """Ask for it to go. Raises `InstanceGone` if it already has."""
         ...
 
-    async def get_instance_status(self, instance_id: str, provider_id: str) -> Observed:
+    async def get_instance_status(self, instance_id: str, provider_id: str) -> ObservedMachine:
         """Raises `InstanceGone`. One that was deleted may be seen as `deleted` for a while."""
         ...
 
-    async def list_instances(self, cluster: str, shard: str, *, limit: int, next_token: str = "") -> Page:
+    async def list_instances(
+        self, cluster: str, shard: str, *, limit: int, next_token: str = ""
+    ) -> ProviderPage:
         """Those of this owner that are not gone. One made while paging may be missed, none comes twice."""
         ...
 
@@ -322,7 +324,7 @@ class Provider(Protocol):
 
     async def get_lb_target_state(
         self, provider_id: str, balancer: LoadBalancer, *, zone: str = "", wake_proxy: bool = False
-    ) -> TargetState: ...
+    ) -> BalancerTargetState: ...
 
     async def list_lb_instances(self, balancer: LoadBalancer, *, zone: str = "") -> tuple[str, ...]: ...
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fleetplane.domains.instances.providers.contract import (
-    Capability,
+    BalancerTargetState,
     ImageQuery,
     LeaderNetwork,
     LoadBalancer,
     NatRoute,
-    TargetState,
+    ProviderCapability,
 )
 from fleetplane.kernel.errors import Unimplemented
 
@@ -20,7 +20,7 @@ class WithoutExtras:
 
     kind: str = ""
 
-    def _lacking(self, capability: Capability) -> Unimplemented:
+    def _lacking(self, capability: ProviderCapability) -> Unimplemented:
         return Unimplemented(f"the provider {self.kind!r} has no {capability.value.replace('-', ' ')}")
 
     async def register_with_lb(
@@ -31,7 +31,7 @@ class WithoutExtras:
         zone: str = "",  # noqa: ARG002
         wake_proxy: bool = False,  # noqa: ARG002
     ) -> None:
-        raise self._lacking(Capability.LOAD_BALANCERS)
+        raise self._lacking(ProviderCapability.LOAD_BALANCERS)
 
     async def deregister_from_lb(
         self,
@@ -41,7 +41,7 @@ class WithoutExtras:
         zone: str = "",  # noqa: ARG002
         wake_proxy: bool = False,  # noqa: ARG002
     ) -> None:
-        raise self._lacking(Capability.LOAD_BALANCERS)
+        raise self._lacking(ProviderCapability.LOAD_BALANCERS)
 
     async def get_lb_target_state(
         self,
@@ -50,8 +50,8 @@ class WithoutExtras:
         *,
         zone: str = "",  # noqa: ARG002
         wake_proxy: bool = False,  # noqa: ARG002
-    ) -> TargetState:
-        raise self._lacking(Capability.LOAD_BALANCERS)
+    ) -> BalancerTargetState:
+        raise self._lacking(ProviderCapability.LOAD_BALANCERS)
 
     async def list_lb_instances(
         self,
@@ -59,22 +59,22 @@ class WithoutExtras:
         *,
         zone: str = "",  # noqa: ARG002
     ) -> tuple[str, ...]:
-        raise self._lacking(Capability.LOAD_BALANCERS)
+        raise self._lacking(ProviderCapability.LOAD_BALANCERS)
 
     async def assign_leader_network(self, provider_id: str, network: LeaderNetwork) -> None:  # noqa: ARG002
-        raise self._lacking(Capability.LEADER_NETWORK)
+        raise self._lacking(ProviderCapability.LEADER_NETWORK)
 
     async def release_leader_network(self, provider_id: str, network: LeaderNetwork) -> None:  # noqa: ARG002
-        raise self._lacking(Capability.LEADER_NETWORK)
+        raise self._lacking(ProviderCapability.LEADER_NETWORK)
 
     async def ensure_nat_route(self, route: NatRoute) -> None:  # noqa: ARG002
-        raise self._lacking(Capability.NAT_ROUTES)
+        raise self._lacking(ProviderCapability.NAT_ROUTES)
 
     async def remove_nat_route(self, route: NatRoute) -> None:  # noqa: ARG002
-        raise self._lacking(Capability.NAT_ROUTES)
+        raise self._lacking(ProviderCapability.NAT_ROUTES)
 
     async def find_image(self, query: ImageQuery) -> str:  # noqa: ARG002
-        raise self._lacking(Capability.IMAGES)
+        raise self._lacking(ProviderCapability.IMAGES)
 
     def is_spot(self, args: Mapping[str, object]) -> bool:  # noqa: ARG002
         return False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fleetplane.domains.instances.kinds import Drain, Instance, tenant_of
+from fleetplane.domains.instances.kinds import DrainState, Instance, tenant_of
 from fleetplane.domains.instances.records.groups import Groups
 from fleetplane.domains.instances.records.instances import Instances
 from fleetplane.domains.instances.rules import decide as rules
@@ -36,8 +36,8 @@ class RequestedDrains:
             )
         given = self._usual_seconds(instance) if seconds is None else seconds
         now_ns = self._clock.now_ns()
-        drain = Drain(
-            reason=rules.Cause.REQUESTED,
+        drain = DrainState(
+            reason=rules.RemovalCause.REQUESTED,
             started_at_ns=now_ns,
             delete_at_ns=now_ns + round(given * 1e9),
             replace=not instance.spec.on_demand,

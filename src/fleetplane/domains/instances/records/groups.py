@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from fleetplane.domains.instances.configuration import Configuration, Problem, check
+from fleetplane.domains.instances.configuration import DocumentProblem, InstancesDocument, check
 from fleetplane.domains.instances.configuration.hashes import infra_hash, runtime_hash
 from fleetplane.domains.instances.configuration.merge import EffectiveGroup, effective, on_demand
 from fleetplane.domains.instances.content.files import names_authority
@@ -35,7 +35,7 @@ from fleetplane.domains.instances.kinds import (
 from fleetplane.domains.instances.records.instances import SERVER, Instances
 from fleetplane.domains.instances.records.versions import SUBJECT, at_version, encoded
 from fleetplane.domains.instances.rules import quotas
-from fleetplane.domains.instances.rules.decide import Policy
+from fleetplane.domains.instances.rules.decide import GroupPolicy
 from fleetplane.domains.instances.rules.plans import Rolling
 from fleetplane.fleet.rollouts.holds import HoldReader, running
 from fleetplane.fleet.rollouts.holds import digest as digest_of
@@ -66,20 +66,20 @@ GroupBasis = tuple[str, int]
 """What a view of a group is made from: the document, and the revision of what operators set."""
 Holding = Callable[[Mapping[GroupKey, "GroupView"], Mapping[GroupKey, "GroupView"]], Awaitable[None]]
 Known = Resource[InForce, Nothing]
-Admit = Callable[[Configuration], None]
-Guard = Callable[[Configuration, Sequence[Instance]], None]
+Admit = Callable[[InstancesDocument], None]
+Guard = Callable[[InstancesDocument, Sequence[Instance]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
     """A document in force."""
 
-    configuration: Configuration
+    configuration: InstancesDocument
     etag: str
     modified_at_ns: int
     size: int
     path: str
-    warnings: tuple[Problem, ...] = ()
+    warnings: tuple[DocumentProblem, ...] = ()
     """What in it has no effect here."""
 
 
@@ -167,25 +167,25 @@ class Groups:
         return self._loaded
 
     @property
-    def configuration(self) -> Configuration | None:
+    def configuration(self) -> InstancesDocument | None:
         loaded = self.loaded
         return loaded.configuration if loaded else None
 
-    def required(self) -> Configuration:
+    def required(self) -> InstancesDocument:
         return self._some(self.configuration)
 
-    def required_in(self, draft: Draft) -> Configuration:
+    def required_in(self, draft: Draft) -> InstancesDocument:
         """What is in force where a transaction decides by it: another server may have replaced it since."""
         return self._some(self.configuration_in(draft))
 
-    def configuration_in(self, draft: Draft) -> Configuration | None:
+    def configuration_in(self, draft: Draft) -> InstancesDocument | None:
         """The same; None if none is in force."""
         known = draft.get(CONFIGURATION, "", self._shard) if self._store.shared else None
         if known is None or not known.spec.packed:
             return self.configuration
         return self._read_record(known).configuration
 
-    def _some(self, configuration: Configuration | None) -> Configuration:
+    def _some(self, configuration: InstancesDocument | None) -> InstancesDocument:
         if configuration is None:
             raise FailedPrecondition(
                 "no configuration is in force",
@@ -388,7 +388,7 @@ class Groups:
             self._versions.clear()
         return self._views[1]
 
-    def _compute(self, configuration: Configuration) -> Mapping[GroupKey, GroupView]:
+    def _compute(self, configuration: InstancesDocument) -> Mapping[GroupKey, GroupView]:
         overrides = {(tenant, key): spec for tenant, key, spec in self._instances.overrides()}
         configured = {(tenant, key) for tenant, groups in configuration.groups.items() for key in groups}
         views = {}
@@ -520,10 +520,10 @@ class Groups:
         self.views()
         return self._unresolved.get((tenant, key), "")
 
-    def policy(self) -> Policy:
+    def policy(self) -> GroupPolicy:
         """The numbers by which groups are kept, from the document."""
         shard = self.required().shard
-        policy = Policy(
+        policy = GroupPolicy(
             report_interval_seconds=shard.health_check_interval_seconds,
             registration_timeout_seconds=shard.garbage_collection.registration_timeout_seconds,
             deleted_retention_seconds=shard.garbage_collection.deleted_record_retention_seconds,
@@ -542,7 +542,7 @@ class Groups:
             policy, listening_since_ns=self._attention.term(policy.unhealthy_after_seconds).since_ns
         )
 
-    def quota(self, tenant: str, configuration: Configuration | None = None) -> int | None:
+    def quota(self, tenant: str, configuration: InstancesDocument | None = None) -> int | None:
         """How many instances the tenant may have; None: any number."""
         return quotas.bound(configuration or self.required(), tenant, self._tenant_instances)
 

@@ -17,7 +17,7 @@ from fleetplane.domains.instances.kinds import (
     PUBLIC_KEY,
     REPORT,
     TENANT,
-    Drain,
+    DrainState,
     GroupOverride,
     Instance,
     InstanceSpec,
@@ -164,7 +164,7 @@ class Instances:
         self,
         tenant: str,
         name: str,
-        drain: Drain,
+        drain: DrainState,
         *,
         actor: str = SERVER,
         check: Callable[[Instance], None] = lambda _instance: None,
@@ -180,7 +180,7 @@ class Instances:
         """The operator has emptied it. Trusted also when no drain was begun."""
 
         def acked(status: InstanceStatus, now_ns: int) -> InstanceStatus:
-            drain = status.drain or Drain(
+            drain = status.drain or DrainState(
                 reason="requested", started_at_ns=now_ns, delete_at_ns=now_ns, replace=False
             )
             if drain.acked_at_ns is not None:

@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from fleetplane.domains.instances import credentials, ids
-from fleetplane.domains.instances.configuration import Configuration
+from fleetplane.domains.instances.configuration import InstancesDocument
 from fleetplane.domains.instances.credentials import ClientRole
 from fleetplane.domains.instances.kinds import (
     INSTANCE,
-    Drain,
+    DrainState,
     Instance,
     InstanceSpec,
     InstanceStatus,
@@ -27,7 +27,7 @@ from fleetplane.domains.instances.kinds import (
 from fleetplane.domains.instances.records.groups import GroupBasis, Groups, GroupView
 from fleetplane.domains.instances.records.instances import SERVER, Instances
 from fleetplane.domains.instances.rules import quotas
-from fleetplane.domains.instances.rules.decide import Cause
+from fleetplane.domains.instances.rules.decide import RemovalCause
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import Conflict, InvalidArgument
 from fleetplane.kernel.identity.enrolment import digest
@@ -52,7 +52,7 @@ class Intents:
         nonces: SigningKeys,
         clock: Clock,
         *,
-        provider_kind: Callable[[Configuration], str],
+        provider_kind: Callable[[InstancesDocument], str],
     ) -> None:
         self._instances = instances
         self._groups = groups
@@ -133,7 +133,7 @@ class Intents:
         name: str,
         tenant: str,
         spec: InstanceSpec,
-        configuration: Configuration,
+        configuration: InstancesDocument,
         nonce_id: str,
         issued_at_seconds: int,
     ) -> InstanceStatus:
@@ -171,5 +171,7 @@ class Intents:
 
 
 def _given_up(status: InstanceStatus, now_ns: int) -> InstanceStatus:
-    drain = Drain(reason=Cause.REQUESTED, started_at_ns=now_ns, delete_at_ns=now_ns, replace=False)
+    drain = DrainState(
+        reason=RemovalCause.REQUESTED, started_at_ns=now_ns, delete_at_ns=now_ns, replace=False
+    )
     return msgspec.structs.replace(status, drain=drain, deleting_at_ns=now_ns)

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from fleetplane.domains.instances.configuration import Configuration
+from fleetplane.domains.instances.configuration import InstancesDocument
 from fleetplane.domains.instances.configuration.merge import EffectiveGroup
-from fleetplane.domains.instances.configuration.schema import LoadBalancer
+from fleetplane.domains.instances.configuration.schema import LoadBalancerSection
 from fleetplane.kernel.clock import Clock
 
 PORTS_LIMIT = 256
@@ -20,7 +20,7 @@ PORTS_LIMIT = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listener:
+class BalancerListener:
     name: str
     """The load balancer's key and the port at which it listens."""
     target_port: int
@@ -28,21 +28,21 @@ class Listener:
     groups: frozenset[str]
 
 
-def listeners(configuration: Configuration, groups: Iterable[EffectiveGroup]) -> list[Listener]:
+def listeners(configuration: InstancesDocument, groups: Iterable[EffectiveGroup]) -> list[BalancerListener]:
     """Those that lead to any of the groups, by name. Pure."""
     members: dict[str, set[str]] = {}
     for group in groups:
         for key in group.load_balancers:
             members.setdefault(key, set()).add(group.key)
     return [
-        Listener(name=f"{key}:{port}", target_port=target, groups=frozenset(members[key]))
+        BalancerListener(name=f"{key}:{port}", target_port=target, groups=frozenset(members[key]))
         for key in sorted(members)
         if key in configuration.load_balancers
         for port, target in _ports(configuration.load_balancers[key])
     ]
 
 
-def _ports(balancer: LoadBalancer) -> Iterator[tuple[int, int]]:
+def _ports(balancer: LoadBalancerSection) -> Iterator[tuple[int, int]]:
     """Where it listens, and to which port of an instance that leads."""
     for group in balancer.target_groups:
         yield group.listener_port, group.target_port
@@ -70,7 +70,7 @@ class Activity:
             if before.get(port, 0) != count and (port in used or len(used) < PORTS_LIMIT):
                 used[port] = self._clock.now_ns()
 
-    def idle_since_ns(self, tenant: str, listener: Listener) -> int:
+    def idle_since_ns(self, tenant: str, listener: BalancerListener) -> int:
         """When a connection through the listener was last seen, or we began to look."""
         seen = (self._used.get((tenant, group), {}).get(listener.target_port, 0) for group in listener.groups)
         return max(self._started_at_ns, *seen)

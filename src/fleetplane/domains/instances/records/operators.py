@@ -14,7 +14,7 @@ from fleetplane.domains.instances.kinds import (
     tenant_scope,
 )
 from fleetplane.kernel.errors import ResourceExhausted
-from fleetplane.kernel.identity import Issued
+from fleetplane.kernel.identity import IssuedCertificate
 from fleetplane.kernel.resources import Key
 from fleetplane.kernel.store import Draft, Store, transact_found
 
@@ -29,7 +29,7 @@ async def record_operator(
     *,
     client: str,
     key: PublicKey,
-    issued: Issued,
+    issued: IssuedCertificate,
     action: str,
     actor: str,
 ) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from fleetplane.domains.instances.kinds import INSTANCE, REPORT, HeardReport, Report
+from fleetplane.domains.instances.kinds import INSTANCE, REPORT, HealthReport, HeardReport
 from fleetplane.fleet.streams.status_writer import StatusWriter
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError
@@ -23,12 +23,12 @@ GATHER_SECONDS = 0.5
 
 
 @dataclass(slots=True)
-class Heard:
+class ReceivedReport:
     at_ns: int
-    report: Report
+    report: HealthReport
 
 
-class Reports:
+class InstanceReports:
     """The last report of every instance; a new server gives everyone the time it has itself.
 
     Where servers share a database, an instance may report to any of them: reports are written there, many in
@@ -39,8 +39,8 @@ class Reports:
         self._clock = clock
         self._store = store if store is not None and store.shared else None
         self._started_at_ns = clock.now_ns()
-        self._heard: dict[str, Heard] = {}
-        self._writer: StatusWriter[Heard] = StatusWriter(
+        self._heard: dict[str, ReceivedReport] = {}
+        self._writer: StatusWriter[ReceivedReport] = StatusWriter(
             clock, self._write, failed=_not_written, gather_seconds=GATHER_SECONDS
         )
         self.received = 0
@@ -48,9 +48,9 @@ class Reports:
     def __repr__(self) -> str:
         return f"<Reports instances={len(self._heard)} received={self.received}>"
 
-    def take(self, report: Report) -> None:
+    def take(self, report: HealthReport) -> None:
         self.received += 1
-        heard = self._heard[report.instance] = Heard(at_ns=self._clock.now_ns(), report=report)
+        heard = self._heard[report.instance] = ReceivedReport(at_ns=self._clock.now_ns(), report=report)
         if self._store is not None:
             self._writer.note(report.instance, heard)
 
@@ -66,12 +66,12 @@ class Reports:
         heard.at_ns = min(heard.at_ns, self._clock.now_ns())
         return heard.at_ns if self._store is None else max(heard.at_ns, self._started_at_ns)
 
-    def last(self, instance: str) -> Heard | None:
+    def last(self, instance: str) -> ReceivedReport | None:
         own = self._heard.get(instance)
         found = None if self._store is None else self._store.get(REPORT, SCOPE, instance)
         if found is None or (own is not None and own.at_ns >= found.spec.at_ns):
             return own
-        return Heard(at_ns=found.spec.at_ns, report=found.spec.report)
+        return ReceivedReport(at_ns=found.spec.at_ns, report=found.spec.report)
 
     def take_over(self) -> None:
         """Give every instance its time from now on: what a server that is gone was told may be missing."""
@@ -87,7 +87,7 @@ class Reports:
         if self._store is not None:
             await self._writer.run()
 
-    async def _write(self, batch: Sequence[tuple[str, Heard]]) -> None:
+    async def _write(self, batch: Sequence[tuple[str, ReceivedReport]]) -> None:
         assert self._store is not None
 
         def change(draft: Draft) -> None:
@@ -106,11 +106,11 @@ class Reports:
             touches=[REPORT.key(SCOPE, name) for name, _ in batch],
         )
 
-    async def follow(self, told: Callable[[Report | None, Report], None]) -> None:
+    async def follow(self, told: Callable[[HealthReport | None, HealthReport], None]) -> None:
         """Tell of each report that comes, to whichever server, with the one before it; until cancelled."""
         if self._store is None:
             return
-        store, before = self._store, dict[str, Report]()
+        store, before = self._store, dict[str, HealthReport]()
 
         def begin(_watch: Watch) -> None:
             before.clear()

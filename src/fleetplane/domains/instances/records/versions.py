@@ -11,9 +11,9 @@ from dataclasses import replace
 
 import msgspec
 
-from fleetplane.domains.instances.configuration import Configuration
+from fleetplane.domains.instances.configuration import InstancesDocument
 from fleetplane.domains.instances.configuration.merge import EffectiveGroup
-from fleetplane.domains.instances.configuration.schema import File, Json, Userdata
+from fleetplane.domains.instances.configuration.schema import FileSection, Json, Userdata
 
 SUBJECT = "instances.template"
 """Of rollouts: the template and files of one group."""
@@ -27,7 +27,7 @@ class GroupVersion(msgspec.Struct, frozen=True, kw_only=True):
     subnet_pool: str
     vars: dict[str, str]
     args: dict[str, Json]
-    files: dict[str, File]
+    files: dict[str, FileSection]
     userdata: Userdata | None
 
 
@@ -47,7 +47,7 @@ def encoded(group: EffectiveGroup) -> bytes:
     return msgspec.json.encode(msgspec.to_builtins(version), order="deterministic")
 
 
-def at_version(group: EffectiveGroup, content: bytes, configuration: Configuration) -> EffectiveGroup:
+def at_version(group: EffectiveGroup, content: bytes, configuration: InstancesDocument) -> EffectiveGroup:
     """The group as another version of it was."""
     found = msgspec.json.decode(content, type=GroupVersion)
     pools = configuration.shard.subnet_pools

@@ -26,7 +26,7 @@ PREFIX = "/v1/instances"
 PAGE = "/ui/instances"
 
 
-class RestSide:
+class InstanceRest:
     def __init__(
         self, kernel: Kernel, *, overview: Overview, errors: ErrorFeed, remote: RemoteCalls, version: str
     ) -> None:

@@ -14,10 +14,10 @@ from fleetplane.domains.instances.grpc.admin import freeze_scope
 from fleetplane.domains.instances.kinds import INSTANCE, Instance
 from fleetplane.domains.instances.records.groups import Groups, GroupView
 from fleetplane.domains.instances.records.instances import Instances
-from fleetplane.domains.instances.records.reports import Reports
+from fleetplane.domains.instances.records.reports import InstanceReports
 from fleetplane.domains.instances.records.tenants import asleep
 from fleetplane.domains.instances.rest import views
-from fleetplane.domains.instances.rest.views import Counts, Explained, Health, ShownGroup
+from fleetplane.domains.instances.rest.views import Explained, Health, MemberCounts, ShownGroup
 from fleetplane.domains.instances.rules import decide as rules
 from fleetplane.fleet.findings import shown
 from fleetplane.kernel.clock import Clock
@@ -39,7 +39,7 @@ class Overview:
         store: Store,
         instances: Instances,
         groups: Groups,
-        reports: Reports,
+        reports: InstanceReports,
         findings: Callable[[str], Awaitable[Sequence[Finding]]],
         clock: Clock,
     ) -> None:
@@ -49,7 +49,7 @@ class Overview:
         self._reports = reports
         self._findings = findings
         self._clock = clock
-        self._counts: dict[str, tuple[int, Mapping[str, Counts]]] = {}
+        self._counts: dict[str, tuple[int, Mapping[str, MemberCounts]]] = {}
         self._healths: dict[str, tuple[int, Mapping[str, Health]]] = {}
 
     def __repr__(self) -> str:
@@ -84,7 +84,7 @@ class Overview:
             frozen=frozen(self._store.list(FREEZE), freeze_scope(tenant, name), now_ns),
         )
 
-    def _counted(self, tenant: str) -> Mapping[str, Counts]:
+    def _counted(self, tenant: str) -> Mapping[str, MemberCounts]:
         revision = self._store.kind_revision(INSTANCE)
         kept = self._counts.get(tenant)
         if kept is None or kept[0] != revision:
@@ -139,7 +139,7 @@ class Overview:
         )
 
     def _silent_before_ns(self) -> int:
-        policy = rules.Policy() if self._groups.configuration is None else self._groups.policy()
+        policy = rules.GroupPolicy() if self._groups.configuration is None else self._groups.policy()
         before_ns = self._clock.now_ns() - round(policy.unhealthy_after_seconds * 1e9)
         return before_ns if before_ns >= policy.listening_since_ns else 0
 

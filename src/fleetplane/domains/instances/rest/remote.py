@@ -37,7 +37,7 @@ at the scope that it names, or everywhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offered:
+class CallableMethod:
     """One method that can be called."""
 
     request: type[Message]
@@ -45,15 +45,15 @@ class Offered:
     where: str
 
 
-def _operator(request: type[Message], permission: Permission = AS_OPERATOR) -> Offered:
-    return Offered(request=request, permission=permission, where=OF_TENANT)
+def _operator(request: type[Message], permission: Permission = AS_OPERATOR) -> CallableMethod:
+    return CallableMethod(request=request, permission=permission, where=OF_TENANT)
 
 
-def _all(request: type[Message], permission: Permission = AS_ADMIN) -> Offered:
-    return Offered(request=request, permission=permission, where=OF_ALL)
+def _all(request: type[Message], permission: Permission = AS_ADMIN) -> CallableMethod:
+    return CallableMethod(request=request, permission=permission, where=OF_ALL)
 
 
-OFFERED: Mapping[tuple[str, str], Offered] = {
+OFFERED: Mapping[tuple[str, str], CallableMethod] = {
     ("operator", "ListGroups"): _operator(Empty, VIEW),
     ("operator", "GetInstanceStatus"): _operator(operator_pb2.GetInstanceStatusRequest, VIEW),
     ("operator", "GetTenantStatus"): _operator(operator_pb2.GetTenantStatusRequest, VIEW),
@@ -63,29 +63,33 @@ OFFERED: Mapping[tuple[str, str], Offered] = {
     ("operator", "DeleteInstance"): _operator(operator_pb2.DeleteInstanceRequest),
     ("operator", "SleepTenant"): _operator(operator_pb2.SleepTenantRequest),
     ("operator", "WakeTenant"): _operator(operator_pb2.WakeTenantRequest),
-    ("admin", "ListInstances"): Offered(
+    ("admin", "ListInstances"): CallableMethod(
         request=instances_pb2.ListInstancesRequest, permission=VIEW, where=OF_REQUEST
     ),
-    ("admin", "DrainInstance"): Offered(
+    ("admin", "DrainInstance"): CallableMethod(
         request=instances_pb2.DrainInstanceRequest, permission=AS_OPERATOR, where=OF_REQUEST
     ),
-    ("admin", "ChangeGroup"): Offered(
+    ("admin", "ChangeGroup"): CallableMethod(
         request=instances_pb2.ChangeGroupRequest, permission=AS_OPERATOR, where=OF_REQUEST
     ),
-    ("admin", "Freeze"): Offered(request=instances_pb2.FreezeRequest, permission=AS_OPERATOR, where=OF_SCOPE),
-    ("admin", "Lift"): Offered(request=instances_pb2.LiftRequest, permission=AS_OPERATOR, where=OF_SCOPE),
+    ("admin", "Freeze"): CallableMethod(
+        request=instances_pb2.FreezeRequest, permission=AS_OPERATOR, where=OF_SCOPE
+    ),
+    ("admin", "Lift"): CallableMethod(
+        request=instances_pb2.LiftRequest, permission=AS_OPERATOR, where=OF_SCOPE
+    ),
     ("admin", "ListFreezes"): _all(instances_pb2.ListFreezesRequest, VIEW),
     ("admin", "Explain"): _all(instances_pb2.ExplainRequest, VIEW),
-    ("admin", "RevokeClient"): Offered(
+    ("admin", "RevokeClient"): CallableMethod(
         request=instances_pb2.RevokeClientRequest, permission=AS_ADMIN, where=OF_REQUEST
     ),
-    ("admin", "ReinstateClient"): Offered(
+    ("admin", "ReinstateClient"): CallableMethod(
         request=instances_pb2.ReinstateClientRequest, permission=AS_ADMIN, where=OF_REQUEST
     ),
-    ("admin", "CreateOperatorNonce"): Offered(
+    ("admin", "CreateOperatorNonce"): CallableMethod(
         request=instances_pb2.CreateOperatorNonceRequest, permission=AS_ADMIN, where=OF_REQUEST
     ),
-    ("admin", "CreateOperatorIdentity"): Offered(
+    ("admin", "CreateOperatorIdentity"): CallableMethod(
         request=instances_pb2.CreateOperatorIdentityRequest, permission=AS_ADMIN, where=OF_REQUEST
     ),
     ("admin", "RefreshConfiguration"): _all(instances_pb2.RefreshConfigurationRequest),
@@ -131,7 +135,7 @@ class RemoteCalls:
             for (service, method), offered in OFFERED.items()
         ]
 
-    def _handler(self, service: str, method: str, offered: Offered) -> Callable[[RemoteCall], Any]:
+    def _handler(self, service: str, method: str, offered: CallableMethod) -> Callable[[RemoteCall], Any]:
         servicer = self._services[service]
 
         async def handle(call: RemoteCall) -> Answer[CallAnswer]:
@@ -144,7 +148,7 @@ class RemoteCalls:
 
         return handle
 
-    def _permitted(self, call: RemoteCall, offered: Offered, request: Message) -> Principal:
+    def _permitted(self, call: RemoteCall, offered: CallableMethod, request: Message) -> Principal:
         """Who acts, once the permission holds where the request acts; raises `PermissionDenied`."""
         assert self._gate is not None
         caller = call.caller

@@ -14,7 +14,7 @@ import msgspec
 from fleetplane.domains.instances.configuration.merge import EffectiveGroup
 from fleetplane.domains.instances.kinds import Instance, InstanceStatus, tenant_of
 from fleetplane.domains.instances.live.complaints import Trouble
-from fleetplane.domains.instances.records.reports import Heard
+from fleetplane.domains.instances.records.reports import ReceivedReport
 from fleetplane.domains.instances.rules import decide as rules
 from fleetplane.fleet.findings import ShownFinding
 from fleetplane.kernel.freeze import Freeze
@@ -129,7 +129,7 @@ class ErrorList(msgspec.Struct, frozen=True, kw_only=True):
     items: Sequence[ShownError]
 
 
-class Counts(msgspec.Struct, frozen=True, kw_only=True):
+class MemberCounts(msgspec.Struct, frozen=True, kw_only=True):
     """The members of one group, by what they are doing."""
 
     states: Counter[rules.State]
@@ -137,7 +137,7 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     on_demand: int = 0
 
 
-def counts(members: Iterable[Instance]) -> Counts:
+def counts(members: Iterable[Instance]) -> MemberCounts:
     states: Counter[rules.State] = Counter()
     unhealthy = on_demand = 0
     for member in members:
@@ -148,10 +148,10 @@ def counts(members: Iterable[Instance]) -> Counts:
         states[state] += 1
         marked = member.status is not None and member.status.unhealthy_since_ns is not None
         unhealthy += marked and state is rules.State.REGISTERED
-    return Counts(states=states, unhealthy=unhealthy, on_demand=on_demand)
+    return MemberCounts(states=states, unhealthy=unhealthy, on_demand=on_demand)
 
 
-def group(found: EffectiveGroup, of: Counts, *, asleep: bool, frozen: Freeze | None) -> ShownGroup:
+def group(found: EffectiveGroup, of: MemberCounts, *, asleep: bool, frozen: Freeze | None) -> ShownGroup:
     states = of.states
     return ShownGroup(
         name=found.key,
@@ -184,7 +184,7 @@ def _freeze(found: Freeze) -> ShownFreeze:
 
 
 def health(
-    instance: Instance, heard: Heard | None, *, heard_at_ns: int | None, silent_before_ns: int
+    instance: Instance, heard: ReceivedReport | None, *, heard_at_ns: int | None, silent_before_ns: int
 ) -> Health:
     """`heard_at_ns` is when it last gave a sign; earlier than `silent_before_ns` is too long ago."""
     status = instance.status or InstanceStatus()
@@ -201,7 +201,7 @@ def health(
     return Health.HEALTHY
 
 
-def instance(found: Instance, word: Health, heard: Heard | None) -> ShownInstance:
+def instance(found: Instance, word: Health, heard: ReceivedReport | None) -> ShownInstance:
     spec, status = found.spec, found.status or InstanceStatus()
     drain = status.drain
     return ShownInstance(
@@ -227,7 +227,7 @@ def instance(found: Instance, word: Health, heard: Heard | None) -> ShownInstanc
     )
 
 
-def detail(found: Instance, word: Health, heard: Heard | None) -> InstanceDetail:
+def detail(found: Instance, word: Health, heard: ReceivedReport | None) -> InstanceDetail:
     status = found.status or InstanceStatus()
     report = heard.report if heard is not None else None
     errors = {name: text for name, text in report.files.items() if text} if report is not None else {}

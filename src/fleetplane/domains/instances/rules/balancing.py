@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from fleetplane.domains.instances.configuration import schema
-from fleetplane.domains.instances.kinds import Attachment, Target
+from fleetplane.domains.instances.kinds import Attachment, BalancerTarget
 from fleetplane.domains.instances.providers.contract import LoadBalancer, TargetGroup
-from fleetplane.domains.instances.rules.plans import Attach, Detach, Member, State, state
+from fleetplane.domains.instances.rules.plans import Attach, Detach, GroupMember, State, state
 
 CLOUDS = ("aws", "google")
 """Providers that have load balancers of their own shape, and no others."""
 
 
 def steps(
-    member: Member, wanted: Mapping[str, LoadBalancer], missing: Sequence[str] = ()
+    member: GroupMember, wanted: Mapping[str, LoadBalancer], missing: Sequence[str] = ()
 ) -> Iterator[Attach | Detach]:
     """What one instance needs. `missing` are those of its load balancers that do not list it any more."""
     instance, status = member.instance, member.instance.status
@@ -51,9 +51,9 @@ def _incomplete(attachment: Attachment, key: str, missing: Sequence[str]) -> boo
     return attachment.attached_at_ns is None or key in missing
 
 
-def targets(balancer: LoadBalancer) -> tuple[Target, ...]:
+def targets(balancer: LoadBalancer) -> tuple[BalancerTarget, ...]:
     return tuple(
-        Target(id=group.id, target_port=group.target_port, proxy_port=group.proxy_port)
+        BalancerTarget(id=group.id, target_port=group.target_port, proxy_port=group.proxy_port)
         for group in balancer.target_groups
     )
 
@@ -68,7 +68,7 @@ def recorded(key: str, attachment: Attachment) -> LoadBalancer:
 
 
 def configured(
-    keys: Sequence[str], balancers: Mapping[str, schema.LoadBalancer], infra: str
+    keys: Sequence[str], balancers: Mapping[str, schema.LoadBalancerSection], infra: str
 ) -> tuple[dict[str, LoadBalancer], list[str]]:
     """The load balancers of a group as providers know them, and what stands in the way of others."""
     found: dict[str, LoadBalancer] = {}
@@ -86,7 +86,7 @@ def configured(
     return found, problems
 
 
-def _groups(balancer: schema.LoadBalancer) -> tuple[TargetGroup, ...]:
+def _groups(balancer: schema.LoadBalancerSection) -> tuple[TargetGroup, ...]:
     own = (
         TargetGroup(id=group.arn, target_port=group.target_port, proxy_port=group.proxy_port)
         for group in balancer.target_groups

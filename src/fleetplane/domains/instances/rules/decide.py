@@ -28,37 +28,37 @@ from fleetplane.domains.instances.rules import replacing, silence
 from fleetplane.domains.instances.rules.plans import (
     MISSED_REPORTS,
     Action,
-    Cause,
     Create,
-    Delete,
-    Drain,
+    DeleteInstance,
+    DrainInstance,
     GroupFacts,
-    Mark,
-    Member,
-    Plan,
-    Policy,
+    GroupMember,
+    GroupPlan,
+    GroupPolicy,
+    MarkUnhealthy,
     Provision,
     Purge,
+    RemovalCause,
     State,
     state,
 )
-from fleetplane.domains.instances.rules.silence import Silence
+from fleetplane.domains.instances.rules.silence import CrowdSilence
 from fleetplane.kernel.values.times import NS
 
 __all__ = [
     "MISSED_REPORTS",
     "Action",
-    "Cause",
     "Create",
-    "Delete",
-    "Drain",
+    "DeleteInstance",
+    "DrainInstance",
     "GroupFacts",
-    "Mark",
-    "Member",
-    "Plan",
-    "Policy",
+    "GroupMember",
+    "GroupPlan",
+    "GroupPolicy",
+    "MarkUnhealthy",
     "Provision",
     "Purge",
+    "RemovalCause",
     "State",
     "decide",
     "state",
@@ -67,15 +67,15 @@ __all__ = [
 
 def decide(
     group: GroupFacts,
-    members: Sequence[Member],
-    policy: Policy,
+    members: Sequence[GroupMember],
+    policy: GroupPolicy,
     *,
     now_ns: int,
-    tenant: Callable[[], Silence] = Silence,
-) -> Plan:
+    tenant: Callable[[], CrowdSilence] = CrowdSilence,
+) -> GroupPlan:
     """The whole pass over one group. `tenant` tells how many of all the tenant's instances are silent; it
     is asked only when it matters, because it means looking at everyone."""
-    plan = Plan()
+    plan = GroupPlan()
     if group.frozen:
         _frozen(group, members, plan)
         return plan
@@ -90,14 +90,14 @@ def decide(
     return plan
 
 
-def _frozen(group: GroupFacts, members: Sequence[Member], plan: Plan) -> None:
+def _frozen(group: GroupFacts, members: Sequence[GroupMember], plan: GroupPlan) -> None:
     """The plan of a frozen group: nothing automatic; explicit requests are finished."""
     plan.waiting.append(f"automation is frozen: {group.frozen}")
     if group.frozen_until_ns is not None:
         plan.look_again(group.frozen_until_ns)
     for member in members:
-        if state(member.instance) is State.DELETING and _cause(member.instance) is Cause.REQUESTED:
-            plan.actions.append(Delete(name=member.instance.name, cause=Cause.REQUESTED))
+        if state(member.instance) is State.DELETING and _cause(member.instance) is RemovalCause.REQUESTED:
+            plan.actions.append(DeleteInstance(name=member.instance.name, cause=RemovalCause.REQUESTED))
 
 
 def _name(action: Action) -> str:
@@ -108,9 +108,9 @@ def _name(action: Action) -> str:
 
 
 def _departures(
-    group: GroupFacts, members: Sequence[Member], plan: Plan, policy: Policy, now_ns: int
+    group: GroupFacts, members: Sequence[GroupMember], plan: GroupPlan, policy: GroupPolicy, now_ns: int
 ) -> Iterator[Action]:
-    staying: list[Member] = []
+    staying: list[GroupMember] = []
     for member in members:
         action = _departure(member, plan, policy, now_ns)
         if action is not None:
@@ -123,7 +123,9 @@ def _departures(
     yield from _overstayed(group, staying, plan, now_ns)
 
 
-def _overstayed(group: GroupFacts, staying: Sequence[Member], plan: Plan, now_ns: int) -> Iterator[Action]:
+def _overstayed(
+    group: GroupFacts, staying: Sequence[GroupMember], plan: GroupPlan, now_ns: int
+) -> Iterator[Action]:
     """Drains whose time is up although nobody acknowledged: they go once others can take their place.
 
     An instance that is due for replacement still works. If nothing can be made, because of a quota
@@ -145,14 +147,14 @@ def _overstayed(group: GroupFacts, staying: Sequence[Member], plan: Plan, now_ns
             continue
         if spare > 0:
             spare -= 1
-            action = Delete(name=member.instance.name, cause=_cause(member.instance))
+            action = DeleteInstance(name=member.instance.name, cause=_cause(member.instance))
             plan.actions.append(action)
             yield action
         else:
             plan.waiting.append(f"{member.instance.name} is drained and stays until its replacement exists")
 
 
-def _departure(member: Member, plan: Plan, policy: Policy, now_ns: int) -> Action | None:
+def _departure(member: GroupMember, plan: GroupPlan, policy: GroupPolicy, now_ns: int) -> Action | None:
     instance, status = member.instance, member.instance.status
     name = instance.name
     match state(instance):
@@ -160,16 +162,16 @@ def _departure(member: Member, plan: Plan, policy: Policy, now_ns: int) -> Actio
             assert status is not None
             assert status.deleted_at_ns is not None
             if member.alive:
-                return Delete(name=name, cause=_cause(instance))
+                return DeleteInstance(name=name, cause=_cause(instance))
             end_ns = status.deleted_at_ns + _ns(policy.deleted_retention_seconds)
             plan.look_again(end_ns)
             return Purge(name=name) if now_ns >= end_ns else None
         case State.DELETING:
-            return Delete(name=name, cause=_cause(instance))
+            return DeleteInstance(name=name, cause=_cause(instance))
         case State.PENDING | State.PROVISIONED if _overdue(instance, policy, now_ns):
-            return Delete(name=name, cause=Cause.NEVER_REGISTERED)
+            return DeleteInstance(name=name, cause=RemovalCause.NEVER_REGISTERED)
         case _ if member.lost and state(instance) is not State.PENDING:
-            return Delete(name=name, cause=Cause.PROVIDER_LOST)
+            return DeleteInstance(name=name, cause=RemovalCause.PROVIDER_LOST)
         case State.DRAINING:
             return _end_of_drain(member, plan, now_ns)
         case State.PENDING | State.PROVISIONED:
@@ -177,19 +179,19 @@ def _departure(member: Member, plan: Plan, policy: Policy, now_ns: int) -> Actio
     return None
 
 
-def _registered_by_ns(instance: Instance, policy: Policy) -> int:
+def _registered_by_ns(instance: Instance, policy: GroupPolicy) -> int:
     """Until when its agent may register; nobody could while the server itself was away."""
     since_ns = max(instance.created_at_ns, policy.listening_since_ns)
     return since_ns + _ns(policy.registration_timeout_seconds)
 
 
-def _overdue(instance: Instance, policy: Policy, now_ns: int) -> bool:
+def _overdue(instance: Instance, policy: GroupPolicy, now_ns: int) -> bool:
     if instance.status is not None and instance.status.registered_at_ns is not None:
         return False
     return now_ns >= _registered_by_ns(instance, policy)
 
 
-def _end_of_drain(member: Member, plan: Plan, now_ns: int) -> Action | None:
+def _end_of_drain(member: GroupMember, plan: GroupPlan, now_ns: int) -> Action | None:
     name, status = member.instance.name, member.instance.status
     assert status is not None
     drain = status.drain
@@ -197,9 +199,11 @@ def _end_of_drain(member: Member, plan: Plan, now_ns: int) -> Action | None:
     if member.needed:
         plan.waiting.append(f"{name} drains ({drain.reason}) and stays: {member.needed}")
         return None
-    waits_for_another = drain.replace and not member.instance.spec.on_demand and drain.reason != Cause.SPOT
+    waits_for_another = (
+        drain.replace and not member.instance.spec.on_demand and drain.reason != RemovalCause.SPOT
+    )
     if drain.acked_at_ns is not None or (_is_over(member.instance, now_ns) and not waits_for_another):
-        return Delete(name=name, cause=Cause(drain.reason))
+        return DeleteInstance(name=name, cause=RemovalCause(drain.reason))
     if _is_over(member.instance, now_ns):
         return None
     plan.look_again(drain.delete_at_ns)
@@ -215,9 +219,9 @@ def _is_over(instance: Instance, now_ns: int) -> bool:
     return drain is not None and now_ns >= drain.delete_at_ns
 
 
-def _cause(instance: Instance) -> Cause:
+def _cause(instance: Instance) -> RemovalCause:
     drain = instance.status.drain if instance.status is not None else None
-    return Cause(drain.reason) if drain is not None else Cause.REQUESTED
+    return RemovalCause(drain.reason) if drain is not None else RemovalCause.REQUESTED
 
 
 # What should go.
@@ -225,16 +229,16 @@ def _cause(instance: Instance) -> Cause:
 
 def _drains(
     group: GroupFacts,
-    members: Sequence[Member],
-    plan: Plan,
-    policy: Policy,
+    members: Sequence[GroupMember],
+    plan: GroupPlan,
+    policy: GroupPolicy,
     now_ns: int,
-    tenant: Callable[[], Silence],
-) -> Iterator[Drain]:
+    tenant: Callable[[], CrowdSilence],
+) -> Iterator[DrainInstance]:
     draining = any(state(member.instance) is State.DRAINING for member in members)
     candidates = [member for member in members if state(member.instance) is not State.DRAINING]
     unheard = silence.choose(candidates, members, plan, policy, now_ns, tenant, draining=draining)
-    chosen = {member.instance.name: (member, Cause.UNHEALTHY) for member in unheard}
+    chosen = {member.instance.name: (member, RemovalCause.UNHEALTHY) for member in unheard}
     for member in candidates:
         cause = _urgent(member, plan, policy, now_ns)
         if cause is not None and member.instance.name not in chosen:
@@ -260,50 +264,56 @@ def _drains(
     left = [member for member in candidates if member.instance.name not in chosen]
     if group.rolling is not None:
         for member, needs_another in replacing.relieved(group.rolling, left, policy, now_ns):
-            yield _drain(group, member, Cause.DRIFT, plan, policy, now_ns, replace=needs_another)
+            yield _drain(group, member, RemovalCause.DRIFT, plan, policy, now_ns, replace=needs_another)
     elif waiting:  # nothing is rolled out any more: those who waited are surplus
         yield from (
-            _drain(group, member, Cause.SCALE_DOWN, plan, policy, now_ns)
+            _drain(group, member, RemovalCause.SCALE_DOWN, plan, policy, now_ns)
             for member in left
             if member.instance.name in waiting
         )
 
 
-def _urgent(member: Member, plan: Plan, policy: Policy, now_ns: int) -> Cause | None:
+def _urgent(member: GroupMember, plan: GroupPlan, policy: GroupPolicy, now_ns: int) -> RemovalCause | None:
     """Goes whatever else is going on: it is ending, or has outlived its purpose."""
     if member.spot_deadline_ns is not None:
-        return Cause.SPOT
+        return RemovalCause.SPOT
     instance = member.instance
     if instance.spec.on_demand and policy.on_demand_age_seconds is not None:
         end_ns = instance.created_at_ns + _ns(policy.on_demand_age_seconds)
         if now_ns >= end_ns:
-            return Cause.ON_DEMAND_EXPIRY
+            return RemovalCause.ON_DEMAND_EXPIRY
         plan.look_again(end_ns)
     return None
 
 
-def _surplus(group: GroupFacts, present: Sequence[Member]) -> Iterator[tuple[Member, Cause]]:
+def _surplus(group: GroupFacts, present: Sequence[GroupMember]) -> Iterator[tuple[GroupMember, RemovalCause]]:
     """First what does not exist yet, then the oldest. Of a group that is gone everything goes."""
     if not group.exists:
-        yield from ((member, Cause.GROUP_DELETED) for member in present)
+        yield from ((member, RemovalCause.GROUP_DELETED) for member in present)
         return
     managed = [member for member in present if not member.instance.spec.on_demand]
     managed.sort(key=lambda member: state(member.instance) is not State.PENDING)
     for member in managed[: max(0, len(managed) - group.desired)]:
-        yield member, Cause.SCALE_DOWN
+        yield member, RemovalCause.SCALE_DOWN
 
 
 def _renewal(
-    group: GroupFacts, managed: Sequence[Member], plan: Plan, policy: Policy, now_ns: int, *, busy: bool
-) -> tuple[Member, Cause] | None:
+    group: GroupFacts,
+    managed: Sequence[GroupMember],
+    plan: GroupPlan,
+    policy: GroupPolicy,
+    now_ns: int,
+    *,
+    busy: bool,
+) -> tuple[GroupMember, RemovalCause] | None:
     """At most one a pass, oldest first: too old, then drifted, then merely old enough."""
     for seconds, cause, patient in (
-        (policy.forced_age_seconds, Cause.FORCED_EXPIRY, False),
-        (None, Cause.DRIFT, True),
-        (policy.eligible_age_seconds, Cause.ELIGIBLE_EXPIRY, True),
+        (policy.forced_age_seconds, RemovalCause.FORCED_EXPIRY, False),
+        (None, RemovalCause.DRIFT, True),
+        (policy.eligible_age_seconds, RemovalCause.ELIGIBLE_EXPIRY, True),
     ):
         for member in managed:
-            if cause is Cause.DRIFT:
+            if cause is RemovalCause.DRIFT:
                 due = group.infra_hash is not None and member.instance.spec.infra_hash != group.infra_hash
             elif seconds is None:
                 break
@@ -323,30 +333,32 @@ def _renewal(
 
 def _drain(
     group: GroupFacts,
-    member: Member,
-    cause: Cause,
-    plan: Plan,
-    policy: Policy,
+    member: GroupMember,
+    cause: RemovalCause,
+    plan: GroupPlan,
+    policy: GroupPolicy,
     now_ns: int,
     *,
     replace: bool = True,
-) -> Drain:
+) -> DrainInstance:
     own = group.drain_timeout_seconds
     seconds = policy.drain_timeout_seconds if own is None else own
-    if not _registered(member.instance) or (cause is Cause.SCALE_DOWN and not policy.drain_on_scale_down):
+    if not _registered(member.instance) or (
+        cause is RemovalCause.SCALE_DOWN and not policy.drain_on_scale_down
+    ):
         seconds = 0.0  # nobody works on it yet, or nobody is to be asked
     delete_at_ns = now_ns + _ns(seconds)
     if member.spot_deadline_ns is not None and _registered(member.instance):
         # The cloud takes it at that time whatever we do: until then it may finish its work.
         delete_at_ns = max(now_ns, member.spot_deadline_ns)
-    if member.instance.spec.on_demand or cause in (Cause.SCALE_DOWN, Cause.GROUP_DELETED):
+    if member.instance.spec.on_demand or cause in (RemovalCause.SCALE_DOWN, RemovalCause.GROUP_DELETED):
         replace = False
-    drain = Drain(
+    drain = DrainInstance(
         name=member.instance.name,
         cause=cause,
         delete_at_ns=delete_at_ns,
         replace=replace,
-        unhealthy_since_ns=silence.since_ns(member, policy) if cause is Cause.UNHEALTHY else None,
+        unhealthy_since_ns=silence.since_ns(member, policy) if cause is RemovalCause.UNHEALTHY else None,
     )
     plan.actions.append(drain)
     plan.look_again(delete_at_ns)
@@ -366,7 +378,9 @@ def _nameless(instance: Instance) -> bool:
 # What is missing.
 
 
-def _growth(group: GroupFacts, serving: Sequence[Member], present: Sequence[Member], plan: Plan) -> None:
+def _growth(
+    group: GroupFacts, serving: Sequence[GroupMember], present: Sequence[GroupMember], plan: GroupPlan
+) -> None:
     """Up to the desired size, with at most one more than that while others are leaving."""
     for member in serving:
         if state(member.instance) is State.PENDING or _nameless(member.instance):

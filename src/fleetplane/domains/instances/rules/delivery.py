@@ -46,7 +46,7 @@ class Sent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patch:
+class SentPatch:
     names: frozenset[str]
     config_hash: str
     attempt: int
@@ -54,19 +54,19 @@ class Patch:
 
 def next_patch(
     wanted: Collection[str], config_hash: str, holding: Holding | None, sent: Sent | None, *, now_ns: int
-) -> Patch | None:
+) -> SentPatch | None:
     """The files to send now, if any."""
     needed = _needed(wanted, config_hash, holding)
     if not needed and (holding is None or holding.config_hash == config_hash):
         return None if holding is not None or not wanted else _first(wanted, config_hash, sent)
     if sent is None or sent.config_hash != config_hash:
-        return Patch(names=needed, config_hash=config_hash, attempt=0)
+        return SentPatch(names=needed, config_hash=config_hash, attempt=0)
     if holding is None or holding.at_ns <= sent.at_ns:
         return None  # no word yet about the patch that was sent
     wait_ns = round(RETRY.delay_seconds(sent.attempt, jitter=0.5) * NS)
     if now_ns < sent.at_ns + wait_ns:
         return None
-    return Patch(names=needed, config_hash=config_hash, attempt=sent.attempt + 1)
+    return SentPatch(names=needed, config_hash=config_hash, attempt=sent.attempt + 1)
 
 
 def _needed(wanted: Collection[str], config_hash: str, holding: Holding | None) -> frozenset[str]:
@@ -77,11 +77,11 @@ def _needed(wanted: Collection[str], config_hash: str, holding: Holding | None) 
     return frozenset(name for name in wanted if holding.files.get(name, "missing") or name in outdated)
 
 
-def _first(wanted: Collection[str], config_hash: str, sent: Sent | None) -> Patch | None:
+def _first(wanted: Collection[str], config_hash: str, sent: Sent | None) -> SentPatch | None:
     """Nothing reported yet: send everything once, do not wait for the first report."""
     if sent is not None and sent.config_hash == config_hash:
         return None
-    return Patch(names=frozenset(wanted), config_hash=config_hash, attempt=0)
+    return SentPatch(names=frozenset(wanted), config_hash=config_hash, attempt=0)
 
 
 def outdated(

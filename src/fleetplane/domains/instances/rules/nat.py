@@ -13,8 +13,17 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from fleetplane.domains.instances.configuration.schema import Nat, Thresholds
-from fleetplane.domains.instances.kinds import Report
-from fleetplane.domains.instances.rules.plans import Action, Create, Member, Plan, Policy, Route, State, state
+from fleetplane.domains.instances.kinds import HealthReport
+from fleetplane.domains.instances.rules.plans import (
+    Action,
+    Create,
+    GroupMember,
+    GroupPlan,
+    GroupPolicy,
+    State,
+    SubnetRoute,
+    state,
+)
 from fleetplane.kernel.values.times import NS
 
 NAT64 = "64:ff9b::/96"
@@ -28,7 +37,7 @@ class Pressure(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class NatLoad:
     """What a NAT instance reported of itself, once."""
 
     at_ns: int
@@ -37,11 +46,11 @@ class Load:
     dropped: int
 
 
-def load(report: Report, at_ns: int) -> Load | None:
+def load(report: HealthReport, at_ns: int) -> NatLoad | None:
     """None if the report does not tell everything: half of it decides nothing."""
     if report.cpu_usage is None or report.conntrack_percent is None or report.dropped_packets is None:
         return None
-    return Load(
+    return NatLoad(
         at_ns=at_ns,
         cpu=report.cpu_usage,
         conntrack=report.conntrack_percent,
@@ -49,7 +58,7 @@ def load(report: Report, at_ns: int) -> Load | None:
     )
 
 
-def pressure(before: Load, now: Load, nat: Nat) -> Pressure:
+def pressure(before: NatLoad, now: NatLoad, nat: Nat) -> Pressure:
     """One measure is enough to grow; all of them together to shrink."""
     seconds = (now.at_ns - before.at_ns) / NS
     if seconds <= 0 or now.dropped < before.dropped:  # the machine was started anew in between
@@ -76,7 +85,7 @@ def rung(nat: Nat, current: str, direction: Pressure) -> str:
     return ladder[min(len(ladder) - 1, max(0, ladder.index(current) + step))]
 
 
-def current_type(nat: Nat, members: Sequence[Member], configured: str) -> str:
+def current_type(nat: Nat, members: Sequence[GroupMember], configured: str) -> str:
     """The type of a subnet's NAT instance when nothing presses: the one it has, if that is allowed."""
     staying = [member for member in members if state(member.instance) is not State.DRAINING]
     newest = max(staying or members, key=lambda member: member.instance.created_at_ns, default=None)
@@ -91,20 +100,20 @@ def destination(nat: Nat) -> str:
 # One subnet.
 
 
-def routed(members: Sequence[Member]) -> Member | None:
+def routed(members: Sequence[GroupMember]) -> GroupMember | None:
     """The one that the way out leads through, as far as is written."""
     having = [member for member in members if _routed_at_ns(member) is not None]
     return max(having, key=lambda member: _routed_at_ns(member) or 0, default=None)
 
 
-def _routed_at_ns(member: Member) -> int | None:
+def _routed_at_ns(member: GroupMember) -> int | None:
     status = member.instance.status
     if status is None or status.deleting_at_ns is not None:
         return None
     return status.routed_at_ns
 
 
-def needed(members: Sequence[Member], subnet: str, *, wanted: bool) -> list[Member]:
+def needed(members: Sequence[GroupMember], subnet: str, *, wanted: bool) -> list[GroupMember]:
     """The members, with the one that carries the way out marked as not to go yet."""
     through = routed(members)
     if through is None or not wanted:
@@ -113,28 +122,28 @@ def needed(members: Sequence[Member], subnet: str, *, wanted: bool) -> list[Memb
     return [replace(member, needed=why) if member is through else member for member in members]
 
 
-def route(members: Sequence[Member], confirmed: frozenset[str]) -> Route | None:
+def route(members: Sequence[GroupMember], confirmed: frozenset[str]) -> SubnetRoute | None:
     """Whether the way out has to be moved, or made sure of by a server that has not yet."""
     ready = [member for member in members if _carries(member)]
     through = routed(members)
     staying = [member for member in ready if state(member.instance) is State.REGISTERED]
     if through is not None and through in (staying or ready):
         name = through.instance.name
-        return None if name in confirmed else Route(name=name)
+        return None if name in confirmed else SubnetRoute(name=name)
     choice = max(staying or ready, key=lambda member: member.instance.created_at_ns, default=None)
     if choice is None:
         return None
     before = through.instance.name if through is not None else ""
-    return Route(name=choice.instance.name, previous=before)
+    return SubnetRoute(name=choice.instance.name, previous=before)
 
 
-def _carries(member: Member) -> bool:
+def _carries(member: GroupMember) -> bool:
     status = member.instance.status
     alive = state(member.instance) in (State.REGISTERED, State.DRAINING) and not member.lost
     return alive and member.reported and status is not None and bool(status.provider_id)
 
 
-def address(nat: Nat, members: Sequence[Member], taken: frozenset[str]) -> str | None:
+def address(nat: Nat, members: Sequence[GroupMember], taken: frozenset[str]) -> str | None:
     """The fixed address of a subnet: the one it has, else a free one. Empty if none is configured, None if
     all are taken."""
     configured = [one.ipv4 for one in nat.public_addresses]
@@ -144,13 +153,13 @@ def address(nat: Nat, members: Sequence[Member], taken: frozenset[str]) -> str |
     return next((one for one in (*own, *configured) if one in configured and one not in taken), None)
 
 
-def patience(policy: Policy, nat: Nat) -> Policy:
+def patience(policy: GroupPolicy, nat: Nat) -> GroupPolicy:
     """A NAT instance that does not come is given up after its own time, if that is shorter."""
     seconds = min(policy.registration_timeout_seconds, nat.replacement_timeout_seconds)
     return replace(policy, registration_timeout_seconds=seconds)
 
 
-def serving(plan: Plan, subnet: str, instance_type: str, address: str | None) -> None:
+def serving(plan: GroupPlan, subnet: str, instance_type: str, address: str | None) -> None:
     """What is created for the subnet gets what it needs to serve it, or is not created."""
     actions: list[Action] = []
     for action in plan.actions:
@@ -163,8 +172,8 @@ def serving(plan: Plan, subnet: str, instance_type: str, address: str | None) ->
     plan.actions = actions
 
 
-def merged(plans: Mapping[str, Plan]) -> Plan:
-    whole = Plan()
+def merged(plans: Mapping[str, GroupPlan]) -> GroupPlan:
+    whole = GroupPlan()
     for plan in plans.values():
         whole.actions += plan.actions
         whole.waiting += plan.waiting

@@ -22,7 +22,7 @@ class State(StrEnum):
     DELETED = "deleted"
 
 
-class Cause(StrEnum):
+class RemovalCause(StrEnum):
     """Why an instance is removed; operators see it as the reason."""
 
     SPOT = "spot-terminating"
@@ -39,7 +39,7 @@ class Cause(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class GroupPolicy:
     report_interval_seconds: float = 60.0
     registration_timeout_seconds: float = 300.0
     deleted_retention_seconds: float = 1800.0
@@ -106,7 +106,7 @@ class GroupFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class GroupMember:
     """An instance and what was seen of it lately."""
 
     instance: Instance
@@ -148,18 +148,18 @@ class Provision:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drain:
+class DrainInstance:
     name: str
-    cause: Cause
+    cause: RemovalCause
     delete_at_ns: int
     replace: bool
     unhealthy_since_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Delete:
+class DeleteInstance:
     name: str
-    cause: Cause
+    cause: RemovalCause
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +170,7 @@ class Purge:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class MarkUnhealthy:
     """Write down since when it is unhealthy, or that it no longer is."""
 
     name: str
@@ -194,18 +194,28 @@ class Detach:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Route:
+class SubnetRoute:
     """Lead a subnet's way out through this one, and no longer through `previous`."""
 
     name: str
     previous: str = ""
 
 
-Action = Create | Provision | Drain | Delete | Purge | Mark | Attach | Detach | Route
+Action = (
+    Create
+    | Provision
+    | DrainInstance
+    | DeleteInstance
+    | Purge
+    | MarkUnhealthy
+    | Attach
+    | Detach
+    | SubnetRoute
+)
 
 
 @dataclass(slots=True)
-class Plan:
+class GroupPlan:
     actions: list[Action] = field(default_factory=list)
     waiting: list[str] = field(default_factory=list)
     """Why nothing more is done now; shown by `explain`."""

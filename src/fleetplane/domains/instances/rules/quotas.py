@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from fleetplane.domains.instances.configuration import Configuration
+from fleetplane.domains.instances.configuration import InstancesDocument
 from fleetplane.domains.instances.kinds import Instance
 from fleetplane.domains.instances.rules.plans import State, state
 from fleetplane.kernel.errors import ResourceExhausted
@@ -32,7 +32,7 @@ class TenantQuota(ResourceExhausted):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
+class InstanceUsage:
     """The instances that a tenant has now."""
 
     standing: int = 0
@@ -41,7 +41,7 @@ class Usage:
     """With those that are; not those that are gone."""
 
 
-def bound(config: Configuration, tenant: str, default: int) -> int | None:
+def bound(config: InstancesDocument, tenant: str, default: int) -> int | None:
     """How many instances the tenant may have; None: any number."""
     own = config.shard.tenant_quotas.get(tenant)
     if own is not None:
@@ -51,15 +51,15 @@ def bound(config: Configuration, tenant: str, default: int) -> int | None:
     return max(default, sum(group.size or 0 for group in config.groups.get(tenant, {}).values()))
 
 
-def usage(instances: Iterable[Instance]) -> Usage:
+def usage(instances: Iterable[Instance]) -> InstanceUsage:
     """What counts of a tenant's instances. NAT instances are the server's own doing, one for each subnet."""
     states = [state(instance) for instance in instances if not instance.spec.serves]
     total = sum(found is not State.DELETED for found in states)
     leaving = sum(found in (State.DRAINING, State.DELETING) for found in states)
-    return Usage(standing=total - leaving, total=total)
+    return InstanceUsage(standing=total - leaving, total=total)
 
 
-def check_creation(tenant: str, used: Usage, limit: int | None) -> None:
+def check_creation(tenant: str, used: InstanceUsage, limit: int | None) -> None:
     """Refuse one more instance of a tenant that has as many as it may."""
     if limit is None:
         return
@@ -85,7 +85,7 @@ def check_sizes(tenant: str, sizes: Mapping[str, int], key: str, size: int, limi
         )
 
 
-def near(tenant: str, used: Usage, limit: int | None) -> str:
+def near(tenant: str, used: InstanceUsage, limit: int | None) -> str:
     """A sentence for a tenant that comes close to its bound; empty if it does not."""
     if limit is None or used.standing < NEAR_SHARE * limit:
         return ""

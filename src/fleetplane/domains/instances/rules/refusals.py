@@ -9,7 +9,11 @@ from __future__ import annotations
 
 import re
 
-from fleetplane.domains.instances.configuration import Configuration, ConfigurationInvalid, Problem
+from fleetplane.domains.instances.configuration import (
+    ConfigurationInvalid,
+    DocumentProblem,
+    InstancesDocument,
+)
 from fleetplane.domains.instances.configuration.ownership import templates_for
 from fleetplane.kernel.errors import InvalidArgument
 
@@ -18,7 +22,7 @@ WHO_KNOWS = "the server's owner sees why: fleetplane instances config refresh"
 UNREADABLE = "the configuration cannot be read"
 
 
-def for_tenant(error: InvalidArgument, tenant: str, config: Configuration | None) -> InvalidArgument:
+def for_tenant(error: InvalidArgument, tenant: str, config: InstancesDocument | None) -> InvalidArgument:
     """The refusal of a document as a tenant's operator may hear it."""
     problems = error.problems if isinstance(error, ConfigurationInvalid) else ()
     own = [problem for problem in problems if is_own(problem, tenant, config)]
@@ -37,7 +41,7 @@ def for_tenant(error: InvalidArgument, tenant: str, config: Configuration | None
     )
 
 
-def is_own(problem: Problem, tenant: str, config: Configuration | None) -> bool:
+def is_own(problem: DocumentProblem, tenant: str, config: InstancesDocument | None) -> bool:
     """Whether a problem lies in the tenant's own part of the document."""
     part, name = _first_two(problem.path)
     if part in ("groups", "nat"):

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from fleetplane.domains.instances.kinds import Instance
-from fleetplane.domains.instances.rules.plans import Create, Member, Policy, Rolling, State, state
+from fleetplane.domains.instances.rules.plans import Create, GroupMember, GroupPolicy, Rolling, State, state
 from fleetplane.kernel.values.times import NS
 
 _STANDING = (State.PENDING, State.PROVISIONED, State.REGISTERED)
@@ -23,21 +23,21 @@ def place_of(instance: Instance) -> str:
     return instance.spec.place or instance.name
 
 
-def lines(members: Iterable[Member]) -> Mapping[str, Sequence[Member]]:
+def lines(members: Iterable[GroupMember]) -> Mapping[str, Sequence[GroupMember]]:
     """Those who stand in each place, neither drained nor gone nor on demand, in order of age."""
-    found: dict[str, list[Member]] = {}
+    found: dict[str, list[GroupMember]] = {}
     for member in sorted(members, key=lambda one: (one.instance.created_at_ns, one.instance.name)):
         if not member.instance.spec.on_demand and state(member.instance) in _STANDING:
             found.setdefault(place_of(member.instance), []).append(member)
     return found
 
 
-def beside(members: Iterable[Member]) -> frozenset[str]:
+def beside(members: Iterable[GroupMember]) -> frozenset[str]:
     """Instances that wait beside the one whose place they are to take."""
     return frozenset(one.instance.name for line in lines(members).values() for one in line[1:])
 
 
-def is_heard(member: Member, policy: Policy, now_ns: int) -> bool:
+def is_heard(member: GroupMember, policy: GroupPolicy, now_ns: int) -> bool:
     """Whether nothing speaks against an instance: registered, and not silent for too long.
 
     Who has not reported to a server that was started has the time from then on.
@@ -50,14 +50,14 @@ def is_heard(member: Member, policy: Policy, now_ns: int) -> bool:
     return now_ns - member.heard_at_ns < round(policy.unhealthy_after_seconds * NS)
 
 
-def is_well(member: Member, policy: Policy, now_ns: int) -> bool:
+def is_well(member: GroupMember, policy: GroupPolicy, now_ns: int) -> bool:
     """Whether an instance is known to be at work: it has reported to this server, and in time."""
     return member.reported and is_heard(member, policy, now_ns)
 
 
 def relieved(
-    rolling: Rolling, members: Iterable[Member], policy: Policy, now_ns: int
-) -> Iterator[tuple[Member, bool]]:
+    rolling: Rolling, members: Iterable[GroupMember], policy: GroupPolicy, now_ns: int
+) -> Iterator[tuple[GroupMember, bool]]:
     """Those who are to drain now, each with whether another must be there before it goes."""
     found = lines(members)
     room = rolling.unavailable - sum(
@@ -77,7 +77,7 @@ def relieved(
         yield from ((one, False) for one in later if not _is_of(one, wanted))
 
 
-def replacements(rolling: Rolling, members: Iterable[Member]) -> Iterator[Create]:
+def replacements(rolling: Rolling, members: Iterable[GroupMember]) -> Iterator[Create]:
     """Instances to make beside others."""
     under_way = 0
     missing: list[Create] = []
@@ -92,7 +92,7 @@ def replacements(rolling: Rolling, members: Iterable[Member]) -> Iterator[Create
     yield from missing if rolling.paced else missing[: max(0, 1 - under_way)]
 
 
-def replaced(members: Iterable[Member]) -> frozenset[str]:
+def replaced(members: Iterable[GroupMember]) -> frozenset[str]:
     """Instances that drain and whose place another has already."""
     members = tuple(members)
     taken = lines(members).keys()
@@ -103,5 +103,5 @@ def replaced(members: Iterable[Member]) -> frozenset[str]:
     )
 
 
-def _is_of(member: Member, wanted: str) -> bool:
+def _is_of(member: GroupMember, wanted: str) -> bool:
     return member.instance.spec.infra_hash == wanted

@@ -12,12 +12,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from fleetplane.domains.instances.rules.plans import Cause, Mark, Member, Plan, Policy, State, state
+from fleetplane.domains.instances.rules.plans import (
+    GroupMember,
+    GroupPlan,
+    GroupPolicy,
+    MarkUnhealthy,
+    RemovalCause,
+    State,
+    state,
+)
 from fleetplane.kernel.values.times import NS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Silence:
+class CrowdSilence:
     """How quiet a crowd of instances is."""
 
     registered: int = 0
@@ -36,17 +44,17 @@ class Brake:
 
 
 def choose(
-    candidates: Sequence[Member],
-    members: Sequence[Member],
-    plan: Plan,
-    policy: Policy,
+    candidates: Sequence[GroupMember],
+    members: Sequence[GroupMember],
+    plan: GroupPlan,
+    policy: GroupPolicy,
     now_ns: int,
-    tenant: Callable[[], Silence],
+    tenant: Callable[[], CrowdSilence],
     *,
     draining: bool,
-) -> list[Member]:
+) -> list[GroupMember]:
     """Those that go because they no longer report; none, or one, if that is true of too many at once."""
-    unheard: list[Member] = []
+    unheard: list[GroupMember] = []
     for member in candidates:
         silent_at_ns = since_ns(member, policy)
         spot = member.spot_deadline_ns is not None  # goes for that reason
@@ -57,7 +65,7 @@ def choose(
             continue
         plan.look_again(silent_at_ns)
         if member.reported and _marked(member):
-            plan.actions.append(Mark(name=member.instance.name, unhealthy_since_ns=None))
+            plan.actions.append(MarkUnhealthy(name=member.instance.name, unhealthy_since_ns=None))
     found = brake(among(members, policy, now_ns), tenant, policy, now_ns=now_ns) if unheard else None
     if found is None:
         return unheard
@@ -66,37 +74,37 @@ def choose(
     return unheard[:going]
 
 
-def _hold(kept: Sequence[Member], brake: Brake, plan: Plan, policy: Policy) -> None:
+def _hold(kept: Sequence[GroupMember], brake: Brake, plan: GroupPlan, policy: GroupPolicy) -> None:
     plan.waiting.append(brake.why)
     plan.held_because = brake.why
     plan.held += [member.instance.name for member in kept]
     if brake.holds:
         plan.look_again(brake.until_ns)
     plan.actions += [
-        Mark(name=member.instance.name, unhealthy_since_ns=since_ns(member, policy))
+        MarkUnhealthy(name=member.instance.name, unhealthy_since_ns=since_ns(member, policy))
         for member in kept
         if not _marked(member)
     ]
 
 
-def since_ns(member: Member, policy: Policy) -> int | None:
+def since_ns(member: GroupMember, policy: GroupPolicy) -> int | None:
     """When its silence begins to count as ill health."""
     if member.heard_at_ns is None:
         return None
     return _fair_ns(member.heard_at_ns, policy) + round(policy.unhealthy_after_seconds * NS)
 
 
-def _fair_ns(heard_at_ns: int, policy: Policy) -> int:
+def _fair_ns(heard_at_ns: int, policy: GroupPolicy) -> int:
     """From when a silence counts: not from before the end of the server's own last gap."""
     return max(heard_at_ns, policy.listening_since_ns)
 
 
-def _marked(member: Member) -> bool:
+def _marked(member: GroupMember) -> bool:
     status = member.instance.status
     return status is not None and status.unhealthy_since_ns is not None
 
 
-def among(members: Iterable[Member], policy: Policy, now_ns: int) -> Silence:
+def among(members: Iterable[GroupMember], policy: GroupPolicy, now_ns: int) -> CrowdSilence:
     """The silent ones among instances that should report, including those being removed for it."""
     present = [member for member in members if _should_report(member)]
     late_ns = round(policy.late_after_seconds * NS)
@@ -109,20 +117,26 @@ def among(members: Iterable[Member], policy: Policy, now_ns: int) -> Silence:
     last_ns = max(late, default=0)
     window_ns = round(policy.silence_window_seconds * NS)
     together = sum(heard_ns >= last_ns - window_ns for heard_ns in late)
-    return Silence(registered=len(present), silent=together, last_heard_ns=last_ns)
+    return CrowdSilence(registered=len(present), silent=together, last_heard_ns=last_ns)
 
 
-def _should_report(member: Member) -> bool:
+def _should_report(member: GroupMember) -> bool:
     match state(member.instance):
         case State.REGISTERED:
             return True
         case State.DRAINING:
             status = member.instance.status
-            return status is not None and status.drain is not None and status.drain.reason == Cause.UNHEALTHY
+            return (
+                status is not None
+                and status.drain is not None
+                and status.drain.reason == RemovalCause.UNHEALTHY
+            )
     return False
 
 
-def brake(group: Silence, tenant: Callable[[], Silence], policy: Policy, *, now_ns: int) -> Brake | None:
+def brake(
+    group: CrowdSilence, tenant: Callable[[], CrowdSilence], policy: GroupPolicy, *, now_ns: int
+) -> Brake | None:
     """Why the silent ones stay, if they do."""
     of, found = "this group", group
     if not _too_many(found, policy):
@@ -138,7 +152,7 @@ def brake(group: Silence, tenant: Callable[[], Silence], policy: Policy, *, now_
     return Brake(why=why, until_ns=until_ns, holds=holds)
 
 
-def _too_many(crowd: Silence, policy: Policy) -> bool:
+def _too_many(crowd: CrowdSilence, policy: GroupPolicy) -> bool:
     """Also of one and of two: a fault in watching silences small groups as surely as large ones, and an
     instance that is well costs more to lose than one that has failed costs to keep for a while."""
     return crowd.silent > policy.silence_share * crowd.registered

@@ -17,7 +17,7 @@ from fleetplane.domains.instances.kinds import Instance, OperatorRecord
 from fleetplane.domains.instances.rules import decide as rules
 from fleetplane.kernel.errors import FailedPrecondition
 from fleetplane.kernel.identity import Authority
-from fleetplane.kernel.identity.succession import Phase
+from fleetplane.kernel.identity.succession import SuccessionPhase
 
 NAMED_LIMIT = 5
 """Instances that are named in a refusal; the others are counted."""
@@ -38,9 +38,9 @@ def census(
     authority: Authority, instances: Iterable[Instance], operators: Iterable[OperatorRecord], *, now_ns: int
 ) -> Census:
     # Records that name no authority are from before there could be two: it was the eldest.
-    eldest = authority.members[-1 if authority.phase is Phase.SWITCHED else 0].key_id
+    eldest = authority.members[-1 if authority.phase is SuccessionPhase.SWITCHED else 0].key_id
     # Before a switch the announced one signs nothing that anyone could have verified.
-    shown_since_ns = authority.signing_since_ns if authority.phase is Phase.SWITCHED else None
+    shown_since_ns = authority.signing_since_ns if authority.phase is SuccessionPhase.SWITCHED else None
     by_instance: Counter[str] = Counter()
     unaware = []
     for instance in instances:
@@ -49,7 +49,7 @@ def census(
             continue
         by_instance[status.certificate_authority or eldest] += 1
         shown = shown_since_ns is not None and instance.created_at_ns >= shown_since_ns
-        if authority.phase is not Phase.STEADY and not shown and status.trust != authority.trust_id:
+        if authority.phase is not SuccessionPhase.STEADY and not shown and status.trust != authority.trust_id:
             unaware.append(instance.name)
     return Census(
         instances=by_instance,
@@ -76,7 +76,7 @@ def check_switch(authority: Authority, found: Census) -> None:
 
 def check_retire(authority: Authority, found: Census) -> None:
     """Refuse to retire an authority while someone comes in by its certificates."""
-    if authority.phase is Phase.SWITCHED and found.unaware:
+    if authority.phase is SuccessionPhase.SWITCHED and found.unaware:
         raise FailedPrecondition(
             f"{_many(len(found.unaware), 'instance')} would not find the server again: "
             f"not shown to trust the authority that signs now: {_named(found.unaware)}",
@@ -85,7 +85,7 @@ def check_retire(authority: Authority, found: Census) -> None:
         )
     retiring = authority.members[-1].key_id
     instances, operators = found.instances[retiring], found.operators[retiring]
-    if authority.phase is Phase.SWITCHED and (instances or operators):
+    if authority.phase is SuccessionPhase.SWITCHED and (instances or operators):
         raise FailedPrecondition(
             f"{_many(instances, 'instance')} and {_many(operators, 'operator')} "
             "still have certificates of the authority before",

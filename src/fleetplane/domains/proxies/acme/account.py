@@ -20,7 +20,7 @@ from fleetplane.kernel.store import Store
 ACTOR = "system/acme"
 
 
-class Account(msgspec.Struct, frozen=True, kw_only=True):
+class AcmeAccount(msgspec.Struct, frozen=True, kw_only=True):
     key_pem: bytes
     uri: str = ""
     """Where the authority keeps it; empty before it has been registered."""
@@ -31,24 +31,24 @@ class AccountVault:
         self._store = store
         self._master = master
 
-    async def load_or_create(self, directory_url: str, organization: str) -> Account:
+    async def load_or_create(self, directory_url: str, organization: str) -> AcmeAccount:
         """A new key is kept before it is used: an account whose key is lost cannot revoke anything.
 
         Of servers that make one at the same time, all have the one that was kept first.
         """
 
         async def make() -> bytes:
-            return msgspec.msgpack.encode(Account(key_pem=new_key()))
+            return msgspec.msgpack.encode(AcmeAccount(key_pem=new_key()))
 
         kept = await self._kept(_secret(directory_url, organization)).read_or_make(make, actor=ACTOR)
-        return msgspec.msgpack.decode(kept.content, type=Account)
+        return msgspec.msgpack.decode(kept.content, type=AcmeAccount)
 
-    async def shared(self, directory_url: str) -> Account | None:
+    async def shared(self, directory_url: str) -> AcmeAccount | None:
         """The account that all organisations had before 0.2. Good for revoking what it issued, no more."""
         found = await self._kept(_shared_secret(directory_url)).read()
-        return None if found is None else msgspec.msgpack.decode(found.content, type=Account)
+        return None if found is None else msgspec.msgpack.decode(found.content, type=AcmeAccount)
 
-    async def save(self, directory_url: str, organization: str, account: Account) -> None:
+    async def save(self, directory_url: str, organization: str, account: AcmeAccount) -> None:
         """Whoever else saves it meanwhile has registered the same key: either address of it will do."""
         kept = self._kept(_secret(directory_url, organization))
         with suppress(ReplacedMeanwhile):

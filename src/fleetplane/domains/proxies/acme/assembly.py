@@ -21,11 +21,16 @@ from fleetplane.domains.proxies.acme.orders import AuthorityOptions
 from fleetplane.domains.proxies.acme.renewal import RenewalPolicy
 from fleetplane.domains.proxies.acme.responder import ChallengeBoard
 from fleetplane.domains.proxies.acme.shown_challenges import ShownChallenges
-from fleetplane.domains.proxies.acme.workers import Workers
+from fleetplane.domains.proxies.acme.workers import AcmeWorkers
 from fleetplane.domains.proxies.kinds.records import Certificate
 from fleetplane.domains.proxies.kinds.values import RevocationReason
 from fleetplane.domains.proxies.serving.binding import LETS_ENCRYPT
-from fleetplane.domains.proxies.serving.certificates import INTERNAL, SELF_SIGNED, Certificates, Offered
+from fleetplane.domains.proxies.serving.certificates import (
+    INTERNAL,
+    SELF_SIGNED,
+    Certificates,
+    OfferedIssuers,
+)
 from fleetplane.domains.proxies.serving.dns_zones import PROVIDERS, DnsZoneRecords
 from fleetplane.domains.proxies.serving.private_keys import Vault
 from fleetplane.domains.proxies.serving.workspaces import Workspaces
@@ -81,7 +86,7 @@ class AcmeOptions:
 
 
 async def _own_provider(
-    zones: DnsZoneRecords, workers: Workers, scope: str, domain: str
+    zones: DnsZoneRecords, workers: AcmeWorkers, scope: str, domain: str
 ) -> DnsProvider | None:
     """The provider of a workspace's own zone, with its credentials opened."""
     found = zones.find(scope, domain)
@@ -105,7 +110,7 @@ class CertificateSide:
         tenant_providers: Mapping[str, frozenset[str]] = PROVIDERS,
     ) -> None:
         """`providers` are zones beside those of the options; `tenant_providers` may have workspaces' own."""
-        dns_workers = Workers("the DNS provider")
+        dns_workers = AcmeWorkers("the DNS provider")
         zones: dict[str, DnsProvider] = {
             zone: LexiconDns(dns_workers, provider=one.provider, zone=zone, options=one.options)
             for zone, one in options.zones.items()
@@ -123,7 +128,7 @@ class CertificateSide:
         self.board = ChallengeBoard(clock, strict=bool(options.challenge_address), shown=self._shown)
         internal = InternalAuthority(store, clock, master, options.internal_suffixes)
         providers_offered = (LETS_ENCRYPT, SELF_SIGNED, *((INTERNAL,) if options.internal_suffixes else ()))
-        self.offered = Offered(
+        self.offered = OfferedIssuers(
             providers=providers_offered,
             dns=known.covers,
             zones=lambda scope, domain: self.zones.find(scope, domain) is not None,
@@ -139,7 +144,7 @@ class CertificateSide:
                 zones=known,
                 own_zones=partial(_own_provider, self.zones, dns_workers),
                 propagation=Propagation(clock, servers=options.dns_servers),
-                workers=Workers("the certificate authority"),
+                workers=AcmeWorkers("the certificate authority"),
             ),
             SELF_SIGNED: SelfSigned(clock),
             INTERNAL: internal,

@@ -21,7 +21,7 @@ from josepy.jwa import ES256
 from josepy.jwk import JWKEC
 
 from fleetplane.domains.proxies.acme.errors import IssuanceFailed
-from fleetplane.domains.proxies.acme.orders import AccountUnknown, AuthorityOptions, Method, Proof
+from fleetplane.domains.proxies.acme.orders import AccountUnknown, AuthorityOptions, ChallengeMethod, Proof
 
 REQUEST_SECONDS = 15
 NONCE_TRIES = 4
@@ -82,7 +82,7 @@ class _Network(client.ClientNetwork):
         return super().post(*args, **kwargs)
 
 
-class Conversation:
+class AcmeConversation:
     def __init__(self, options: AuthorityOptions, account_key_pem: bytes, account_uri: str = "") -> None:
         self._options = options
         key = serialization.load_pem_private_key(account_key_pem, password=None)
@@ -136,7 +136,7 @@ class Conversation:
 
     # An order.
 
-    def order(self, names: Sequence[str], key_pem: bytes, method: Method) -> list[Proof]:
+    def order(self, names: Sequence[str], key_pem: bytes, method: ChallengeMethod) -> list[Proof]:
         """Ask for a certificate; what has to be proved, every name of it.
 
         An authority may remember what the account has proved before. Through whose agents that was it does
@@ -158,8 +158,8 @@ class Conversation:
                 )
             return [self._proof(authorization, method) for authorization in self._order.authorizations]
 
-    def _proof(self, authorization: messages.AuthorizationResource, method: Method) -> Proof:
-        wanted = challenges.DNS01 if method is Method.DNS else challenges.HTTP01
+    def _proof(self, authorization: messages.AuthorizationResource, method: ChallengeMethod) -> Proof:
+        wanted = challenges.DNS01 if method is ChallengeMethod.DNS else challenges.HTTP01
         domain = authorization.body.identifier.value
         for body in authorization.body.challenges:
             if isinstance(body.chall, wanted):

@@ -17,7 +17,7 @@ from fleetplane.domains.proxies.acme import renewal
 from fleetplane.domains.proxies.acme.account import ACTOR
 from fleetplane.domains.proxies.acme.errors import TEXT_LIMIT, IssuanceFailed
 from fleetplane.domains.proxies.acme.issuers import Issuer, Suggestion
-from fleetplane.domains.proxies.acme.renewal import Alarm, Decision, Issue, RenewalPolicy, Rest
+from fleetplane.domains.proxies.acme.renewal import Alarm, Decision, IssueNow, RenewalPolicy, Rest
 from fleetplane.domains.proxies.kinds.records import (
     CERTIFICATE,
     ID_CLAIM,
@@ -36,7 +36,7 @@ from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FailedPrecondition, FleetplaneError, NotFound
 from fleetplane.kernel.events import EventType
-from fleetplane.kernel.reconcile import Reason, Reconciler, Result
+from fleetplane.kernel.reconcile import PassResult, Reason, Reconciler
 from fleetplane.kernel.store import Draft, Store
 from fleetplane.kernel.values.times import NS
 
@@ -113,20 +113,20 @@ class CertificateController:
 
     # Looking.
 
-    async def _look(self, identity: str) -> Result:
+    async def _look(self, identity: str) -> PassResult:
         certificate = self._find(identity)
         if certificate is None or certificate.status is None:
-            return Result()
+            return PassResult()
         suggestion = await self._suggestion(certificate)
         decision = self._decide(certificate, suggestion)
-        if isinstance(decision, Issue):
+        if isinstance(decision, IssueNow):
             await self._issue(certificate, decision)
             certificate = self._find(identity)
             if certificate is None:
-                return Result()
+                return PassResult()
             decision = self._decide(certificate, None)
-        if isinstance(decision, Issue):  # someone asked for another one meanwhile
-            return Result(requeue_after_seconds=0.0)
+        if isinstance(decision, IssueNow):  # someone asked for another one meanwhile
+            return PassResult(requeue_after_seconds=0.0)
         await self._note_alarm(certificate)
         return self._result(certificate, decision, suggestion)
 
@@ -143,14 +143,14 @@ class CertificateController:
             now_ns=self._clock.now_ns(),
             suggested_ns=suggestion.at_ns if suggestion is not None else None,
         )
-        if isinstance(decision, Issue) and certificate.spec.provider not in self._issuers:
+        if isinstance(decision, IssueNow) and certificate.spec.provider not in self._issuers:
             return Rest(code="NO_ISSUER", message=f"nobody here issues for {certificate.spec.provider}")
         freeze = self._freezes.holding("proxies", certificate.scope)
-        if isinstance(decision, Issue) and freeze is not None:
+        if isinstance(decision, IssueNow) and freeze is not None:
             return Rest(code=FROZEN, message=freezing.message(freeze), until_ns=freeze.spec.expires_at_ns)
         return decision
 
-    def _result(self, certificate: Certificate, rest: Rest, suggestion: Suggestion | None) -> Result:
+    def _result(self, certificate: Certificate, rest: Rest, suggestion: Suggestion | None) -> PassResult:
         assert certificate.status is not None
         now_ns = self._clock.now_ns()
         moments = (
@@ -160,7 +160,7 @@ class CertificateController:
         )
         ahead = [(moment - now_ns) / NS for moment in moments if moment is not None]
         reasons = () if rest.code == "VALID" else (Reason(code=rest.code, message=rest.message),)
-        return Result(explanation=reasons, requeue_after_seconds=max(0.0, min([CHECK_SECONDS, *ahead])))
+        return PassResult(explanation=reasons, requeue_after_seconds=max(0.0, min([CHECK_SECONDS, *ahead])))
 
     async def _suggestion(self, certificate: Certificate) -> Suggestion | None:
         """What the authority says about renewal, asked for as rarely as it wants to be."""
@@ -184,7 +184,7 @@ class CertificateController:
 
     # Issuing.
 
-    async def _issue(self, certificate: Certificate, decision: Issue) -> None:
+    async def _issue(self, certificate: Certificate, decision: IssueNow) -> None:
         about = {"certificate": certificate.name, "domain": certificate.spec.domain}
         jitter = self._clock.random()
 

@@ -15,20 +15,20 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fleetplane.domains.proxies.acme.account import Account, AccountVault, new_key
+from fleetplane.domains.proxies.acme.account import AccountVault, AcmeAccount, new_key
 from fleetplane.domains.proxies.acme.dns.propagation import Propagation
 from fleetplane.domains.proxies.acme.dns.provider import DnsProvider, DnsZones
 from fleetplane.domains.proxies.acme.errors import IssuanceFailed
-from fleetplane.domains.proxies.acme.orders import AccountUnknown, AuthorityOptions, Method, Proof
+from fleetplane.domains.proxies.acme.orders import AccountUnknown, AuthorityOptions, ChallengeMethod, Proof
 from fleetplane.domains.proxies.acme.responder import ChallengeBoard
-from fleetplane.domains.proxies.acme.workers import Workers
+from fleetplane.domains.proxies.acme.workers import AcmeWorkers
 from fleetplane.domains.proxies.kinds.records import organization_of, workspace_of
 from fleetplane.domains.proxies.serving.binding import names_for
 from fleetplane.domains.proxies.serving.certificates import Material, material
 from fleetplane.kernel.clock import Clock
 
 if TYPE_CHECKING:
-    from fleetplane.domains.proxies.acme.authority import Conversation
+    from fleetplane.domains.proxies.acme.authority import AcmeConversation
 
 log = structlog.get_logger(__name__)
 
@@ -78,7 +78,7 @@ class AcmeIssuer:
         zones: DnsZones,
         own_zones: OwnZones = _no_zone,
         propagation: Propagation,
-        workers: Workers,
+        workers: AcmeWorkers,
     ) -> None:
         self._clock = clock
         self._options = options
@@ -96,8 +96,8 @@ class AcmeIssuer:
 
     async def issue(self, domain: str, *, scope: str) -> Material:
         key_pem = new_key()
-        method = Method.DNS if domain.startswith("*.") else Method.HTTP
-        if method is Method.DNS:
+        method = ChallengeMethod.DNS if domain.startswith("*.") else ChallengeMethod.HTTP
+        if method is ChallengeMethod.DNS:
             await self._zone(domain, scope)
         organization = organization_of(scope)
         async with self._conversation(organization) as talk:
@@ -129,19 +129,19 @@ class AcmeIssuer:
     # The account.
 
     @asynccontextmanager
-    async def _conversation(self, organization: str) -> AsyncIterator[Conversation]:
+    async def _conversation(self, organization: str) -> AsyncIterator[AcmeConversation]:
         async with self._speaking_as(await self._account(organization)) as talk:
             yield talk
 
     @asynccontextmanager
-    async def _speaking_as(self, account: Account) -> AsyncIterator[Conversation]:
+    async def _speaking_as(self, account: AcmeAccount) -> AsyncIterator[AcmeConversation]:
         talk = await self._workers.run(_begin, self._options, account)
         try:
             yield talk
         finally:
             talk.close()
 
-    async def _account(self, organization: str) -> Account:
+    async def _account(self, organization: str) -> AcmeAccount:
         url = self._options.directory_url
         account = await self._accounts.load_or_create(url, organization)
         if account.uri:
@@ -150,14 +150,14 @@ class AcmeIssuer:
             account = await self._accounts.load_or_create(url, organization)
             return account if account.uri else await self._register(account, organization)
 
-    async def _register(self, account: Account, organization: str) -> Account:
+    async def _register(self, account: AcmeAccount, organization: str) -> AcmeAccount:
         url = self._options.directory_url
         talk = await self._workers.run(_begin, self._options, account)
         try:
             uri = await self._workers.run(talk.register)
         finally:
             talk.close()
-        registered = Account(key_pem=account.key_pem, uri=uri)
+        registered = AcmeAccount(key_pem=account.key_pem, uri=uri)
         await self._accounts.save(url, organization, registered)
         log.info("acme.registered", directory=url, account=uri, organization=organization)
         return registered
@@ -165,7 +165,12 @@ class AcmeIssuer:
     # One order.
 
     async def _order(
-        self, talk: Conversation, organization: str, names: Sequence[str], key_pem: bytes, method: Method
+        self,
+        talk: AcmeConversation,
+        organization: str,
+        names: Sequence[str],
+        key_pem: bytes,
+        method: ChallengeMethod,
     ) -> list[Proof]:
         try:
             return await self._workers.run(talk.order, names, key_pem, method)
@@ -174,7 +179,7 @@ class AcmeIssuer:
             uri = await self._workers.run(talk.register)
             url = self._options.directory_url
             account = await self._accounts.load_or_create(url, organization)
-            await self._accounts.save(url, organization, Account(key_pem=account.key_pem, uri=uri))
+            await self._accounts.save(url, organization, AcmeAccount(key_pem=account.key_pem, uri=uri))
             return await self._workers.run(talk.order, names, key_pem, method)
 
     @asynccontextmanager
@@ -182,14 +187,14 @@ class AcmeIssuer:
         """Have every proof where the authority looks, and nothing left behind, whatever happens."""
         async with AsyncExitStack() as stack:
             for proof in proofs:
-                if proof.method is Method.HTTP:
+                if proof.method is ChallengeMethod.HTTP:
                     shown = self._board.answered_anywhere(
                         proof.token, proof.content, workspace=workspace_of(scope)
                     )
                     await stack.enter_async_context(shown)
                 else:
                     await stack.enter_async_context(self._recorded(proof, scope))
-            for name in {proof.record for proof in proofs if proof.method is Method.DNS}:
+            for name in {proof.record for proof in proofs if proof.method is ChallengeMethod.DNS}:
                 await self._propagation.wait(name, {one.content for one in proofs if one.record == name})
             yield
 
@@ -217,14 +222,14 @@ class AcmeIssuer:
             except IssuanceFailed as error:  # a stale record does no harm, and the order is decided
                 log.warning("acme.record_left_behind", record=proof.record, error=error.message)
 
-    async def _until_proved(self, talk: Conversation) -> None:
+    async def _until_proved(self, talk: AcmeConversation) -> None:
         deadline = self._clock.monotonic() + PROVE_SECONDS
         while not await self._workers.run(talk.proved):
             if self._clock.monotonic() >= deadline:
                 raise IssuanceFailed(f"the authority has not looked within {PROVE_SECONDS:g} seconds")
             await self._clock.sleep(POLL_SECONDS)
 
-    async def _fetched(self, talk: Conversation) -> str:
+    async def _fetched(self, talk: AcmeConversation) -> str:
         deadline = self._clock.monotonic() + FINISH_SECONDS
         while (found := await self._workers.run(talk.fetch)) is None:
             if self._clock.monotonic() >= deadline:
@@ -232,11 +237,11 @@ class AcmeIssuer:
         return found
 
 
-def _begin(options: AuthorityOptions, account: Account) -> Conversation:
+def _begin(options: AuthorityOptions, account: AcmeAccount) -> AcmeConversation:
     """In a thread: the first time, this loads the libraries."""
-    from fleetplane.domains.proxies.acme.authority import Conversation
+    from fleetplane.domains.proxies.acme.authority import AcmeConversation
 
-    return Conversation(options, account.key_pem, account.uri)
+    return AcmeConversation(options, account.key_pem, account.uri)
 
 
 def _ns(moment: dt.datetime) -> int:

@@ -30,7 +30,7 @@ class AuthorityOptions:
     user_agent: str = "fleetplane"
 
 
-class Method(StrEnum):
+class ChallengeMethod(StrEnum):
     HTTP = "http-01"
     DNS = "dns-01"
 
@@ -39,7 +39,7 @@ class Method(StrEnum):
 class Proof:
     """What the authority wants to find."""
 
-    method: Method
+    method: ChallengeMethod
     domain: str
     token: str
     """For HTTP: the last part of the path."""

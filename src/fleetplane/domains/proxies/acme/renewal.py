@@ -53,7 +53,7 @@ class RenewalPolicy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Issue:
+class IssueNow:
     """Ask for it now."""
 
     why: Literal["requested", "renewal", "retry", "interrupted"]
@@ -68,7 +68,7 @@ class Rest:
     until_ns: int | None = None
 
 
-Decision = Issue | Rest
+Decision = IssueNow | Rest
 
 
 def renew_at_ns(
@@ -106,11 +106,11 @@ def decide(
         case CertificateState.PENDING | CertificateState.ISSUING | CertificateState.RENEWING:
             if waiting:
                 return _backing_off(status)
-            return Issue(why="requested" if wait_ns is None else "interrupted")
+            return IssueNow(why="requested" if wait_ns is None else "interrupted")
         case CertificateState.FAILED:
             if status.fingerprint and not spec.auto_renew:
                 return Rest(code="FAILED", message=f"the renewal that was asked for failed: {status.error}")
-            return _backing_off(status) if waiting else Issue(why="retry")
+            return _backing_off(status) if waiting else IssueNow(why="retry")
         case CertificateState.REVOKED:
             return Rest(code="REVOKED", message="it was revoked; renew it to get another")
         case CertificateState.ACTIVE | CertificateState.EXPIRED:
@@ -129,7 +129,7 @@ def _when_active(
     if not spec.auto_renew:
         return Rest(code="NOT_AUTOMATIC", message="it is renewed only when asked for")
     if moment_ns is None or now_ns >= moment_ns:
-        return Issue(why="renewal")
+        return IssueNow(why="renewal")
     return Rest(code="VALID", message="it is valid for long enough", until_ns=moment_ns)
 
 

@@ -38,7 +38,7 @@ _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,256}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Answer:
+class _ShownAnswer:
     ends: float
     text: str
     workspace: str
@@ -62,7 +62,7 @@ class ChallengeBoard:
         self._strict = strict
         self._limit = limit
         self._life_seconds = life_seconds
-        self._answers: dict[str, _Answer] = {}
+        self._answers: dict[str, _ShownAnswer] = {}
         self.asked = 0
         self.unknown = 0
 
@@ -82,7 +82,7 @@ class ChallengeBoard:
         if len(self._answers) >= self._limit:
             raise ResourceExhausted(f"{len(self._answers)} challenges are open, the most there may be")
         ends = self._clock.monotonic() + self._life_seconds
-        self._answers[token] = _Answer(ends=ends, text=answer, workspace=workspace)
+        self._answers[token] = _ShownAnswer(ends=ends, text=answer, workspace=workspace)
         try:
             yield
         finally:

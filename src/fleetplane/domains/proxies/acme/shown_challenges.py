@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Final
 
 from fleetplane.domains.proxies.acme.account import ACTOR
-from fleetplane.domains.proxies.kinds.records import Spec
+from fleetplane.domains.proxies.kinds.records import ProxiesSpec
 from fleetplane.kernel.errors import FleetplaneError
 from fleetplane.kernel.resources import Key, Kind, Nothing
 from fleetplane.kernel.store import Draft, Store, transact_found
@@ -20,7 +20,7 @@ from fleetplane.kernel.store import Draft, Store, transact_found
 SCOPE: Final = ""
 
 
-class ChallengeSpec(Spec, frozen=True):
+class ShownChallengeSpec(ProxiesSpec, frozen=True):
     """Named by the digest of the challenge's token. Meant for everyone to read."""
 
     text: str
@@ -28,7 +28,7 @@ class ChallengeSpec(Spec, frozen=True):
     ends_at_ns: int
 
 
-CHALLENGE: Kind[ChallengeSpec, Nothing] = Kind("proxy-acme-challenge", ChallengeSpec, Nothing)
+CHALLENGE: Kind[ShownChallengeSpec, Nothing] = Kind("proxy-acme-challenge", ShownChallengeSpec, Nothing)
 
 
 class ShownChallenges:
@@ -41,7 +41,7 @@ class ShownChallenges:
 
     async def show(self, token: str, text: str, *, workspace: str, ends_at_ns: int) -> None:
         name = _name(token)
-        spec = ChallengeSpec(text=text, workspace=workspace, ends_at_ns=ends_at_ns)
+        spec = ShownChallengeSpec(text=text, workspace=workspace, ends_at_ns=ends_at_ns)
         await self._store.transact(
             lambda draft: draft.put(CHALLENGE, SCOPE, name, spec=spec),
             actor=ACTOR,
@@ -55,7 +55,7 @@ class ShownChallenges:
             lambda draft: _hide(draft, key), actor=ACTOR, action="acme.hide", touches=[key]
         )
 
-    async def find(self, token: str) -> ChallengeSpec | None:
+    async def find(self, token: str) -> ShownChallengeSpec | None:
         """An answer that any server has shown, as far as the database can be asked."""
         with suppress(FleetplaneError):  # what is known may still be the answer
             await self._store.confirmed()

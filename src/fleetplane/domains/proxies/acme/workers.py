@@ -24,7 +24,7 @@ CALL_SECONDS = 60.0
 """A call that takes longer has failed, waiting for a free slot included."""
 
 
-class Workers:
+class AcmeWorkers:
     def __init__(self, name: str, *, threads: int = THREADS, call_seconds: float = CALL_SECONDS) -> None:
         self._name = name
         self._slots = asyncio.Semaphore(threads)

@@ -17,24 +17,30 @@ import structlog
 
 from fleetplane.domains.proxies.agent.commands import CommandHandler
 from fleetplane.domains.proxies.agent.credential import Credential, CredentialFile
-from fleetplane.domains.proxies.agent.enrolment import Enroller
-from fleetplane.domains.proxies.agent.nginx.applier import Applier, ApplyOutcome
-from fleetplane.domains.proxies.agent.nginx.change_journal import State, Status
-from fleetplane.domains.proxies.agent.nginx.releases import Releases
+from fleetplane.domains.proxies.agent.enrolment import ProxyEnroller
+from fleetplane.domains.proxies.agent.nginx.applier import ApplyOutcome, VersionApplier
+from fleetplane.domains.proxies.agent.nginx.change_journal import VersionState, VersionStatus
+from fleetplane.domains.proxies.agent.nginx.releases import StagedVersions
 from fleetplane.domains.proxies.agent.observing.takeover import HELD, Takeover
 from fleetplane.domains.proxies.agent.outbox import ProxyOutbox
 from fleetplane.domains.proxies.agent.reports.observer import Observer
-from fleetplane.domains.proxies.agent.reports.prober import Prober
-from fleetplane.domains.proxies.agent.reports.upstream_health import Change
-from fleetplane.domains.proxies.agent.server_address import Superseded
-from fleetplane.domains.proxies.agent.session import Node, Session
+from fleetplane.domains.proxies.agent.reports.prober import UpstreamProber
+from fleetplane.domains.proxies.agent.reports.upstream_health import UpstreamChange
+from fleetplane.domains.proxies.agent.server_address import TokenSuperseded
+from fleetplane.domains.proxies.agent.session import ProxyNode, ProxySession
 from fleetplane.domains.proxies.agent.updates import Updates
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.kernel.backoff import Backoff
 from fleetplane.kernel.clock import Clock
-from fleetplane.node.connection import SPREAD_SECONDS, Attempt, KeepConnected, Retries, Wait
-from fleetplane.node.link import LinkLost, Refused
-from fleetplane.node.logs.tail import Tail
+from fleetplane.node.connection import (
+    SPREAD_SECONDS,
+    ConnectionAttempt,
+    ConnectionRetries,
+    KeepConnected,
+    RetryWait,
+)
+from fleetplane.node.link import LinkLost, ServerRefused
+from fleetplane.node.logs.tail import FileTail
 
 STEADY_SECONDS: Final = 10.0
 """A session that lasted this long was well; the next failure starts from the shortest wait."""
@@ -48,7 +54,7 @@ CONTENTION_FAILURES: Final = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgentPolicy:
+class ProxyAgentPolicy:
     backoff: Backoff = field(default_factory=lambda: Backoff(first_seconds=1.0, ceiling_seconds=20.0))
     spread_seconds: float = SPREAD_SECONDS
     """How much longer the wait after a session that lasted may be."""
@@ -66,18 +72,18 @@ class AgentPolicy:
 class ProxyWaits:
     """Before the next session: long after a refusal, never short while another takes our stream."""
 
-    policy: AgentPolicy
+    policy: ProxyAgentPolicy
     has_certificate: Callable[[], bool]
 
-    def after(self, why: Exception, failures: int, *, jitter: float) -> Wait:
-        if isinstance(why, Refused):
-            return Wait(
+    def after(self, why: Exception, failures: int, *, jitter: float) -> RetryWait:
+        if isinstance(why, ServerRefused):
+            return RetryWait(
                 seconds=self.policy.refused_seconds * (0.9 + 0.2 * jitter),
                 failures=DOUBT_FAILURES if self.has_certificate() else 0,
             )
-        if isinstance(why, Superseded):
+        if isinstance(why, TokenSuperseded):
             failures = max(failures, CONTENTION_FAILURES)
-        retries = Retries(backoff=self.policy.backoff, spread_seconds=self.policy.spread_seconds)
+        retries = ConnectionRetries(backoff=self.policy.backoff, spread_seconds=self.policy.spread_seconds)
         return retries.after(why, failures, jitter=jitter)
 
 
@@ -93,25 +99,25 @@ class Bulletin:
         at_ms = self._clock.now_ns() // 1_000_000
         self._outbox.add(pb.Event(event_id=identity, event_type=event_type, timestamp=at_ms, data=data))
 
-    def status(self, status: Status) -> None:
+    def status(self, status: VersionStatus) -> None:
         self._outbox.add(to_wire(status))
 
-    def server_changed(self, change: Change) -> None:
+    def server_changed(self, change: UpstreamChange) -> None:
         word = "upstream.server_up" if change.up else "upstream.server_down"
         self.event(word, upstream=change.upstream, server=change.address)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyAgentParts:
-    applier: Applier
-    releases: Releases
-    prober: Prober
+    applier: VersionApplier
+    releases: StagedVersions
+    prober: UpstreamProber
     observer: Observer
     commander: CommandHandler
     updates: Updates
     outbox: ProxyOutbox
     bulletin: Bulletin
-    tails: tuple[Tail, ...]
+    tails: tuple[FileTail, ...]
     wake: asyncio.Event
     """Health is to be reported now."""
     takeover: Takeover | None = None
@@ -125,14 +131,14 @@ class ProxyAgent:
         self,
         *,
         parts: ProxyAgentParts,
-        node: Node,
+        node: ProxyNode,
         credential: CredentialFile,
         token: str,
         connect: Callable[[Credential], grpc.aio.Channel],
-        enroller: Enroller | None,
+        enroller: ProxyEnroller | None,
         clock: Clock,
         log: structlog.typing.FilteringBoundLogger,
-        policy: AgentPolicy | None = None,
+        policy: ProxyAgentPolicy | None = None,
     ) -> None:
         self._parts = parts
         self._node = node
@@ -142,7 +148,7 @@ class ProxyAgent:
         self._enroller = enroller
         self._clock = clock
         self._log = log
-        self._policy = policy or AgentPolicy()
+        self._policy = policy or ProxyAgentPolicy()
         self.sessions = 0
         self._credential: Credential | None = None
         """As it is on disk."""
@@ -195,7 +201,7 @@ class ProxyAgent:
             try:
                 outcome = await self._bring(update)
             except OSError as error:  # a full disk, most likely
-                outcome = ApplyOutcome(state=State.FAILED, error=str(error))
+                outcome = ApplyOutcome(state=VersionState.FAILED, error=str(error))
                 self._log.error("change_broke_off", version=update.version, error=str(error))
                 await self._recover(update, outcome)
             self._log.info(
@@ -211,20 +217,20 @@ class ProxyAgent:
         if takeover.expects:
             outcome = await takeover.apply(update, self._told)
         else:
-            outcome = ApplyOutcome(state=State.FAILED, error=HELD)
-        status = Status(
+            outcome = ApplyOutcome(state=VersionState.FAILED, error=HELD)
+        status = VersionStatus(
             config_id=update.config_id,
             version=update.version,
             state=outcome.state,
             error=outcome.error,
-            applied_at_ms=self._clock.now_ns() // 1_000_000 if outcome.state is State.SUCCESS else 0,
+            applied_at_ms=self._clock.now_ns() // 1_000_000 if outcome.state is VersionState.SUCCESS else 0,
         )
         await self._told(status)
         return outcome
 
     async def _recover(self, update: pb.ConfigUpdate, outcome: ApplyOutcome) -> None:
         """Do what a new agent would do: take the journal's word for where we are, and go on from there."""
-        failed = Status(
+        failed = VersionStatus(
             config_id=update.config_id, version=update.version, state=outcome.state, error=outcome.error
         )
         self._parts.bulletin.status(failed)
@@ -241,7 +247,7 @@ class ProxyAgent:
         if (last := self._parts.applier.last_status) is not None:
             self._parts.bulletin.status(last)
 
-    async def _told(self, status: Status) -> None:
+    async def _told(self, status: VersionStatus) -> None:
         self._parts.bulletin.status(status)
 
     async def _supervise(self) -> NoReturn:
@@ -253,7 +259,7 @@ class ProxyAgent:
             if outcome is None:
                 failures = 0
                 continue
-            revived = outcome.state is State.SUCCESS
+            revived = outcome.state is VersionState.SUCCESS
             if failures == 0:  # it died once, however often it cannot be started after that
                 self._parts.bulletin.event("nginx.crashed")
             if revived or failures == 0:
@@ -290,9 +296,9 @@ class ProxyAgent:
         try:
             outcome = await self._parts.applier.repair()
         except OSError as error:
-            outcome = ApplyOutcome(state=State.FAILED, error=str(error))
+            outcome = ApplyOutcome(state=VersionState.FAILED, error=str(error))
             await self._parts.applier.open()
-        if outcome.state is not State.SUCCESS:
+        if outcome.state is not VersionState.SUCCESS:
             self._log.error("drift_not_repaired", error=outcome.error)
             return
         live = self._parts.applier.live
@@ -315,14 +321,14 @@ class ProxyAgent:
 
     async def _stay_connected(self) -> None:
         await KeepConnected(
-            endings=(Refused, LinkLost),
+            endings=(ServerRefused, LinkLost),
             waits=ProxyWaits(policy=self._policy, has_certificate=lambda: bool(self._shown.certificate_pem)),
             lost=self._lost,
             clock=self._clock,
             steady_seconds=STEADY_SECONDS,
         ).run(self._serve)
 
-    async def _serve(self, attempt: Attempt) -> None:
+    async def _serve(self, attempt: ConnectionAttempt) -> None:
         self._shown = self._credential or self._shown
         if self._enroller is not None:
             doubted = attempt.failures >= DOUBT_FAILURES
@@ -334,11 +340,11 @@ class ProxyAgent:
             self._registered(credential)
 
         async with self._connect(self._shown) as channel:
-            await Session(channel, self._node, self._shown, registered=registered).run()
+            await ProxySession(channel, self._node, self._shown, registered=registered).run()
 
     def _lost(self, why: Exception, seconds: float) -> None:
         pause = round(seconds, 2)
-        if isinstance(why, Refused):
+        if isinstance(why, ServerRefused):
             self._log.error("server_refuses", error=why.message, retry_in_seconds=pause)
         else:
             self._log.warning("link_lost", error=str(why), retry_in_seconds=pause)
@@ -363,7 +369,7 @@ class ProxyAgent:
             self._credential = held
 
 
-def to_wire(status: Status) -> pb.ConfigStatus:
+def to_wire(status: VersionStatus) -> pb.ConfigStatus:
     return pb.ConfigStatus(
         config_id=status.config_id,
         version=status.version,

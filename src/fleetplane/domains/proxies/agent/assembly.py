@@ -9,32 +9,32 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from fleetplane.domains.proxies.agent.agent import AgentPolicy, Bulletin, ProxyAgent, ProxyAgentParts
-from fleetplane.domains.proxies.agent.commands import CommandHandler, Observing
+from fleetplane.domains.proxies.agent.agent import Bulletin, ProxyAgent, ProxyAgentParts, ProxyAgentPolicy
+from fleetplane.domains.proxies.agent.commands import CommandHandler, NginxObserving
 from fleetplane.domains.proxies.agent.credential import CredentialFile
-from fleetplane.domains.proxies.agent.enrolment import Enroller
-from fleetplane.domains.proxies.agent.nginx.applier import LEAST_GAP_SECONDS, Applier
+from fleetplane.domains.proxies.agent.enrolment import ProxyEnroller
+from fleetplane.domains.proxies.agent.nginx.applier import LEAST_GAP_SECONDS, VersionApplier
 from fleetplane.domains.proxies.agent.nginx.confinement import Confinement
 from fleetplane.domains.proxies.agent.nginx.confirmation import STEADY_SECONDS
 from fleetplane.domains.proxies.agent.nginx.control import Nginx
-from fleetplane.domains.proxies.agent.nginx.releases import Releases
-from fleetplane.domains.proxies.agent.nginx.staging import Step
+from fleetplane.domains.proxies.agent.nginx.releases import StagedVersions
+from fleetplane.domains.proxies.agent.nginx.staging import StagingStep
 from fleetplane.domains.proxies.agent.observing.observed import ObservedNginx
 from fleetplane.domains.proxies.agent.observing.reports import ObservingReports
 from fleetplane.domains.proxies.agent.observing.takeover import Takeover
 from fleetplane.domains.proxies.agent.outbox import ProxyOutbox
 from fleetplane.domains.proxies.agent.reports.log_shipping import AccessLog, ErrorLog, Shipper, ShippingPolicy
-from fleetplane.domains.proxies.agent.reports.machine import Machine
+from fleetplane.domains.proxies.agent.reports.machine import UsageSampler
 from fleetplane.domains.proxies.agent.reports.observer import Observer
-from fleetplane.domains.proxies.agent.reports.prober import Prober, ProberPolicy
-from fleetplane.domains.proxies.agent.reports.upstream_health import Change
+from fleetplane.domains.proxies.agent.reports.prober import ProberPolicy, UpstreamProber
+from fleetplane.domains.proxies.agent.reports.upstream_health import UpstreamChange
 from fleetplane.domains.proxies.agent.server_address import ServerAddress
-from fleetplane.domains.proxies.agent.session import METRICS_SECONDS, Node, Reports
+from fleetplane.domains.proxies.agent.session import METRICS_SECONDS, ProxyNode, SessionReports
 from fleetplane.domains.proxies.agent.updates import Updates
 from fleetplane.domains.proxies.nginx.site import Site
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.kernel.clock import Clock
-from fleetplane.node.logs.tail import ROTATE_BYTES, Tail
+from fleetplane.node.logs.tail import ROTATE_BYTES, FileTail
 from fleetplane.node.upgrade.following import Follow, no_check_in
 
 
@@ -42,7 +42,7 @@ from fleetplane.node.upgrade.following import Follow, no_check_in
 class Tuning:
     """Times and sizes, as they are in service unless somebody says otherwise."""
 
-    agent: AgentPolicy = field(default_factory=AgentPolicy)
+    agent: ProxyAgentPolicy = field(default_factory=ProxyAgentPolicy)
     prober: ProberPolicy = field(default_factory=ProberPolicy)
     shipping: ShippingPolicy = field(default_factory=ShippingPolicy)
     steady_seconds: float = STEADY_SECONDS
@@ -62,7 +62,7 @@ def assemble(
     clock: Clock,
     log: structlog.typing.FilteringBoundLogger,
     tuning: Tuning | None = None,
-    witness: Callable[[Step], None] = lambda _: None,
+    witness: Callable[[StagingStep], None] = lambda _: None,
     confinement: Confinement | None = None,
     is_light: bool = False,
     check_in: Follow = no_check_in,
@@ -77,11 +77,11 @@ def assemble(
     """
     tuning = tuning or Tuning()
     confinement = confinement or Confinement(walls=frozenset())
-    paths, releases, outbox = site.paths, Releases(site.paths), ProxyOutbox()
+    paths, releases, outbox = site.paths, StagedVersions(site.paths), ProxyOutbox()
     releases.prepare()
     bulletin, wake = Bulletin(outbox, clock), asyncio.Event()
     nginx = Nginx(site, clock, steady_seconds=tuning.steady_seconds)
-    applier = Applier(
+    applier = VersionApplier(
         nginx=nginx,
         releases=releases,
         clock=clock,
@@ -91,14 +91,14 @@ def assemble(
         witness=witness,
     )
 
-    def server_changed(change: Change) -> None:
+    def server_changed(change: UpstreamChange) -> None:
         bulletin.server_changed(change)
         wake.set()
 
-    prober = Prober(applier=applier, clock=clock, log=log, told=server_changed, policy=tuning.prober)
+    prober = UpstreamProber(applier=applier, clock=clock, log=log, told=server_changed, policy=tuning.prober)
     epoch = secrets.token_hex(8)
     tails = tuple(
-        Tail(
+        FileTail(
             log_file, paths.state / f"{log_file.stem}.position", epoch=epoch, rotate_bytes=tuning.rotate_bytes
         )
         for log_file in (paths.access_log, paths.error_log)
@@ -114,7 +114,7 @@ def assemble(
         access_log=access_log,
         shippers=shippers,
         outbox=outbox,
-        machine=Machine(paths.state),
+        machine=UsageSampler(paths.state),
         clock=clock,
     )
     health, observing = observer.health, None
@@ -128,7 +128,7 @@ def assemble(
             changed=wake.set,
             step=step,
         )
-        observing = Observing(nginx=observed, takeover=takeover)
+        observing = NginxObserving(nginx=observed, takeover=takeover)
         health = ObservingReports(
             takeover=takeover, observed=observed, own=observer.health, clock=clock
         ).health
@@ -159,13 +159,13 @@ def assemble(
             wake=wake,
             takeover=observing.takeover if observing is not None else None,
         ),
-        node=Node(
+        node=ProxyNode(
             introduction=introduction,
             offer=updates.offer,
             learn_lineage=applier.learn_lineage,
             commander=commander,
             outbox=outbox,
-            reports=Reports(
+            reports=SessionReports(
                 health=health,
                 metrics=observer.measurements,
                 wake=wake,
@@ -183,7 +183,7 @@ def assemble(
         # Without TLS there is nobody to present a certificate to.
         enroller=None
         if server.plaintext
-        else Enroller(
+        else ProxyEnroller(
             file=credential,
             connect=server.channel,
             hostname=introduction.hostname,
@@ -197,7 +197,9 @@ def assemble(
     )
 
 
-def _status(applier: Applier, nginx: Nginx, prober: Prober, confinement: Confinement) -> Mapping[str, object]:
+def _status(
+    applier: VersionApplier, nginx: Nginx, prober: UpstreamProber, confinement: Confinement
+) -> Mapping[str, object]:
     """What a person who asks would like to see."""
     master, live = nginx.master(), applier.live
     return {

@@ -14,8 +14,8 @@ from typing import Final, NoReturn
 
 import structlog
 
-from fleetplane.domains.proxies.agent.nginx.applier import Applier, ApplyOutcome
-from fleetplane.domains.proxies.agent.nginx.change_journal import State
+from fleetplane.domains.proxies.agent.nginx.applier import ApplyOutcome, VersionApplier
+from fleetplane.domains.proxies.agent.nginx.change_journal import VersionState
 from fleetplane.domains.proxies.agent.nginx.confinement import Confinement
 from fleetplane.domains.proxies.agent.nginx.control import Nginx
 from fleetplane.domains.proxies.agent.observing.observed import ObservedNginx
@@ -41,14 +41,14 @@ NO_SANDBOX: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class CommandResult:
     success: bool
     message: str
     output: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Observing:
+class NginxObserving:
     """An NGINX that was found, and whose it is by now."""
 
     nginx: ObservedNginx
@@ -59,7 +59,7 @@ class CommandHandler:
     def __init__(
         self,
         *,
-        applier: Applier,
+        applier: VersionApplier,
         nginx: Nginx,
         confinement: Confinement,
         outbox: ProxyOutbox,
@@ -67,7 +67,7 @@ class CommandHandler:
         log: structlog.typing.FilteringBoundLogger,
         status: Callable[[], Mapping[str, object]],
         report_health: Callable[[], None],
-        observing: Observing | None = None,
+        observing: NginxObserving | None = None,
     ) -> None:
         """`observing` is there where the agent was started beside an NGINX which is not its own."""
         self._observing = observing
@@ -94,7 +94,7 @@ class CommandHandler:
         try:
             self._waiting.put_nowait(command)
         except asyncio.QueueFull:
-            self._answer(command, Result(success=False, message="too many commands are waiting"), 0.0)
+            self._answer(command, CommandResult(success=False, message="too many commands are waiting"), 0.0)
             return
         self._done[command.command_id] = None
 
@@ -105,11 +105,11 @@ class CommandHandler:
             try:
                 result = await self._do(command)
             except (FleetplaneError, OSError) as error:
-                result = Result(success=False, message=str(error))
+                result = CommandResult(success=False, message=str(error))
             self._answer(command, result, self._clock.monotonic() - began)
             self._report_health()
 
-    def _answer(self, command: pb.Command, result: Result, seconds: float) -> None:
+    def _answer(self, command: pb.Command, result: CommandResult, seconds: float) -> None:
         name = command.WhichOneof("command") or "unknown"
         event = pb.Event(
             event_id=f"{command.command_id}:result",
@@ -130,7 +130,7 @@ class CommandHandler:
             del self._done[next(known for known, answer in self._done.items() if answer is not None)]
         self._outbox.add(event)
 
-    async def _do(self, command: pb.Command) -> Result:
+    async def _do(self, command: pb.Command) -> CommandResult:
         match command.WhichOneof("command"):
             case "reload" if command.reload.graceful:
                 return _said(await self._applier.reload(), "Nginx reloaded successfully")
@@ -145,18 +145,18 @@ class CommandHandler:
             case "get_status":
                 running = self._nginx.master() is not None
                 words = "Nginx is running" if running else "Nginx is not running"
-                return Result(success=True, message=words, output=json.dumps(dict(self._status())))
+                return CommandResult(success=True, message=words, output=json.dumps(dict(self._status())))
             case "validate_config" if command.validate_config.HasField("candidate"):
                 words = await self._applier.try_out(command.validate_config.candidate)
-                return Result(success=not words, message=words or VALID, output=words)
+                return CommandResult(success=not words, message=words or VALID, output=words)
             case "validate_config":
                 return await self._validate(command.validate_config.config_content)
             case "show_observed" | "take_over" | "give_back" if self._observing is not None:
                 return await self._change_hands(command, self._observing)
             case _:
-                return Result(success=False, message="this agent does not know that command")
+                return CommandResult(success=False, message="this agent does not know that command")
 
-    async def _change_hands(self, command: pb.Command, observing: Observing) -> Result:
+    async def _change_hands(self, command: pb.Command, observing: NginxObserving) -> CommandResult:
         match command.WhichOneof("command"):
             case "take_over":
                 order = command.take_over
@@ -172,17 +172,17 @@ class CommandHandler:
                     text = await observing.nginx.tail(shown.log, shown.lines)
                 else:
                     text = await observing.nginx.page(shown.page)
-                return Result(success=True, message="shown", output=text)
+                return CommandResult(success=True, message="shown", output=text)
 
     async def _restart(self, *, force: bool) -> ApplyOutcome:
         return await self._applier.restart(force=force, within_seconds=STOP_SECONDS)
 
-    async def _validate(self, content: str) -> Result:
+    async def _validate(self, content: str) -> CommandResult:
         """Test a text where it can do no harm. NGINX opens what a configuration names, even to test it."""
         if not self._confinement.holds:
-            return Result(success=False, message=NO_SANDBOX)
+            return CommandResult(success=False, message=NO_SANDBOX)
         if fault := await asyncio.to_thread(foreign_fault, content, self._nginx.site.files):
-            return Result(success=False, message=fault)
+            return CommandResult(success=False, message=fault)
         with self._confinement.folder() as folder:
             config = folder / "nginx.conf"
             config.touch(mode=0o600)
@@ -190,9 +190,9 @@ class CommandHandler:
             self._confinement.hand_over(folder)
             words = await self._nginx.test_foreign(config, folder, self._confinement)
             words = words.replace(str(folder), "")
-        return Result(success=not words, message=words or VALID, output=words)
+        return CommandResult(success=not words, message=words or VALID, output=words)
 
 
-def _said(outcome: ApplyOutcome, words: str) -> Result:
-    good = outcome.state is State.SUCCESS
-    return Result(success=good, message=words if good else outcome.error, output=outcome.error)
+def _said(outcome: ApplyOutcome, words: str) -> CommandResult:
+    good = outcome.state is VersionState.SUCCESS
+    return CommandResult(success=good, message=words if good else outcome.error, output=outcome.error)

@@ -46,7 +46,7 @@ def life_of(certificate_pem: str) -> Life | None:
     return None if leaf is None else Life.of(leaf)
 
 
-class Enroller:
+class ProxyEnroller:
     def __init__(
         self,
         *,

@@ -20,7 +20,7 @@ from fleetplane.domains.proxies.agent.nginx.confinement import Confinement
 from fleetplane.domains.proxies.agent.nginx.control import Nginx, find_binary
 from fleetplane.domains.proxies.agent.observing.configuration import ReadingPolicy
 from fleetplane.domains.proxies.agent.observing.observed import ObservedNginx, built
-from fleetplane.domains.proxies.agent.observing.origin import Place
+from fleetplane.domains.proxies.agent.observing.origin import NginxOrigin
 from fleetplane.domains.proxies.agent.server_address import ServerAddress
 from fleetplane.domains.proxies.nginx.paths import DEFAULT_DOCUMENT_ROOTS
 from fleetplane.domains.proxies.nginx.site import OBSERVES, Binary, Paths, Site
@@ -164,7 +164,7 @@ async def run_proxy_agent(settings: ProxyAgentSettings, upgrader: Upgrader | Non
 async def _observed(settings: ProxyAgentSettings, binary: Binary, clock: Clock) -> ObservedNginx:
     built_in = await built(binary.path)
     systemctl = shutil.which("systemctl")
-    place = Place(
+    place = NginxOrigin(
         program=binary.path,
         config=settings.observed_config or built_in.config,
         default_config=built_in.config,

@@ -11,7 +11,7 @@ import grpc.aio
 
 from fleetplane.domains.proxies.agent.credential import Credential
 from fleetplane.node import link
-from fleetplane.node.link import LinkLost, LinkOptions, Refused, Trust
+from fleetplane.node.link import LinkLost, LinkOptions, ServerRefused, ServerTrust
 
 OPTIONS: Final = LinkOptions(
     message_bytes=16 * link.MIB,
@@ -19,7 +19,7 @@ OPTIONS: Final = LinkOptions(
 )
 
 
-class Superseded(LinkLost):
+class TokenSuperseded(LinkLost):
     """Another stream was opened with our token: by ourselves, or by a copy of us somewhere."""
 
     reason = "SUPERSEDED"
@@ -39,11 +39,13 @@ class ServerAddress:
         key = certificate = None
         if credential is not None and credential.certificate_pem:
             key, certificate = credential.key_pem.encode(), credential.certificate_pem.encode()
-        trust = Trust(roots_pem=link.roots_from(self.authority), key_pem=key, certificate_pem=certificate)
+        trust = ServerTrust(
+            roots_pem=link.roots_from(self.authority), key_pem=key, certificate_pem=certificate
+        )
         return link.channel(self.address, trust, OPTIONS)
 
 
-def translated(error: grpc.aio.AioRpcError) -> LinkLost | Refused:
+def translated(error: grpc.aio.AioRpcError) -> LinkLost | ServerRefused:
     if error.code() is grpc.StatusCode.ABORTED:
-        return Superseded(link.words(error))
+        return TokenSuperseded(link.words(error))
     return link.translated(error, OPTIONS)

@@ -21,12 +21,12 @@ from fleetplane.domains.proxies.agent.commands import CommandHandler
 from fleetplane.domains.proxies.agent.credential import Credential
 from fleetplane.domains.proxies.agent.outbox import ProxyOutbox
 from fleetplane.domains.proxies.agent.reports.log_shipping import Shipper
-from fleetplane.domains.proxies.agent.server_address import Superseded, translated
+from fleetplane.domains.proxies.agent.server_address import TokenSuperseded, translated
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2_grpc
 from fleetplane.kernel.clock import Clock
 from fleetplane.node import link
-from fleetplane.node.link import LinkLost, Refused
+from fleetplane.node.link import LinkLost, ServerRefused
 from fleetplane.node.upgrade.following import Follow, no_check_in
 from fleetplane.node.writer import StreamWriter
 
@@ -42,7 +42,7 @@ WAKE_GAP_SECONDS: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reports:
+class SessionReports:
     """How the things a session tells of itself are made, at the moment they are sent."""
 
     health: Callable[[], Awaitable[pb.HealthReport]]
@@ -53,7 +53,7 @@ class Reports:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class ProxyNode:
     """What lasts from one session to the next."""
 
     introduction: pb.RegistrationRequest
@@ -63,7 +63,7 @@ class Node:
     """Called with the lineage of the server's store, where the server sends it."""
     commander: CommandHandler
     outbox: ProxyOutbox
-    reports: Reports
+    reports: SessionReports
     shippers: tuple[Shipper, ...]
     clock: Clock
     log: structlog.typing.FilteringBoundLogger
@@ -79,11 +79,11 @@ class Node:
         return self.last_stamp[0]
 
 
-class Session:
+class ProxySession:
     def __init__(
         self,
         channel: grpc.aio.Channel,
-        node: Node,
+        node: ProxyNode,
         credential: Credential,
         *,
         registered: Callable[[Credential], None],
@@ -122,11 +122,11 @@ class Session:
                     shipping = shipper.run(self._deliver, self._agent_id, columns=self._log_columns)
                     tasks.create_task(shipping)
                 await self._listen()
-        except* (grpc.aio.AioRpcError, LinkLost, Refused) as group:
+        except* (grpc.aio.AioRpcError, LinkLost, ServerRefused) as group:
             ends = list(link.causes(group))
         finally:
             await self._say_goodbye()
-        raise link.most_telling(ends, (Refused, Superseded, LinkLost), translated)
+        raise link.most_telling(ends, (ServerRefused, TokenSuperseded, LinkLost), translated)
 
     async def _register(self) -> None:
         introduction = pb.RegistrationRequest()
@@ -155,14 +155,14 @@ class Session:
         self.established = True
         self._registered(msgspec.structs.replace(self._credential, agent_id=response.agent_id))
 
-    async def _refusal(self, words: str) -> LinkLost | Refused:
+    async def _refusal(self, words: str) -> LinkLost | ServerRefused:
         """What a refused registration means: the status that follows it says whether to come again soon."""
         try:
             async with asyncio.timeout(REGISTRATION_SECONDS):
                 found = translated(await link.ending(self._call))
         except TimeoutError:
-            return Refused(words)
-        return found if isinstance(found, Superseded) else Refused(words)
+            return ServerRefused(words)
+        return found if isinstance(found, TokenSuperseded) else ServerRefused(words)
 
     # Reading.
 

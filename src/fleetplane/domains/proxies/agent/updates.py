@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from fleetplane.domains.proxies.agent.nginx.change_journal import State, Status
+from fleetplane.domains.proxies.agent.nginx.change_journal import VersionState, VersionStatus
 from fleetplane.domains.proxies.nginx.checksum import checksum
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 
@@ -13,7 +13,7 @@ from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 class Updates:
     """Holds one pending update; a newer one marks the former as superseded."""
 
-    def __init__(self, overtaken: Callable[[Status], None]) -> None:
+    def __init__(self, overtaken: Callable[[VersionStatus], None]) -> None:
         self._overtaken = overtaken
         self._waiting: pb.ConfigUpdate | None = None
         self._current: pb.ConfigUpdate | None = None
@@ -35,10 +35,10 @@ class Updates:
 
     def _tell_overtaken(self, update: pb.ConfigUpdate, *, by: pb.ConfigUpdate) -> None:
         self._overtaken(
-            Status(
+            VersionStatus(
                 config_id=update.config_id,
                 version=update.version,
-                state=State.FAILED,
+                state=VersionState.FAILED,
                 error=f"superseded by version {by.version}",
             )
         )

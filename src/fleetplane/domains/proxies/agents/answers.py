@@ -32,7 +32,7 @@ PACKED_LIMIT_BYTES: Final = 1024 * 1024 - 1024
 SMALL_BYTES: Final = 16 * 1024
 
 
-class Answers:
+class CommandAnswers:
     def __init__(self, store: Store, clock: Clock, master: MasterKey) -> None:
         self._store = store
         self._clock = clock

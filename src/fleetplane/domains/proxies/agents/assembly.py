@@ -9,15 +9,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 from fleetplane.domains.blueprint import Service
-from fleetplane.domains.proxies.agents.answers import Answers
+from fleetplane.domains.proxies.agents.answers import CommandAnswers
 from fleetplane.domains.proxies.agents.commands import AgentCommander
 from fleetplane.domains.proxies.agents.controller import AgentController, AgentPolicy
 from fleetplane.domains.proxies.agents.events import AGENT_EVENT
-from fleetplane.domains.proxies.agents.identity import Door
-from fleetplane.domains.proxies.agents.intake import Discard, Intake
+from fleetplane.domains.proxies.agents.identity import AgentAuthenticator
+from fleetplane.domains.proxies.agents.intake import DiscardReports, Intake
 from fleetplane.domains.proxies.agents.live import CHANNEL, STREAM, AgentPresences, LiveAgent
 from fleetplane.domains.proxies.agents.machines import Machines
-from fleetplane.domains.proxies.agents.records import Roster
+from fleetplane.domains.proxies.agents.records import AgentRoster
 from fleetplane.domains.proxies.agents.runs import PROXY_RUN, ProxyChannel, ProxyRuns
 from fleetplane.domains.proxies.agents.stream import STREAM_POLICY, AgentStreams
 from fleetplane.domains.proxies.grpc.agents import AGENT_ROLE, AgentService
@@ -39,7 +39,7 @@ from fleetplane.kernel.freeze import FREEZE
 from fleetplane.kernel.identity import Authority
 from fleetplane.kernel.identity.revocation import Revocations
 from fleetplane.kernel.presence import Whereabouts
-from fleetplane.kernel.presence.heard import Heard
+from fleetplane.kernel.presence.heard import LastSeen
 from fleetplane.kernel.reconcile import LEASE
 from fleetplane.kernel.resources import AnyKind
 from fleetplane.kernel.sessions.sessions import Sessions
@@ -123,11 +123,11 @@ class AgentSide:
         policy = policy or AgentPolicy()
         self.sessions = sessions = Sessions(revocations)
         self.whereabouts = whereabouts = Whereabouts(store, clock, channel=CHANNEL)
-        roster = Roster(store, whereabouts)
+        roster = AgentRoster(store, whereabouts)
         self.machines = machines = Machines(store, clock)
-        self._heard = Heard(store, clock, channel=CHANNEL)
+        self._heard = LastSeen(store, clock, channel=CHANNEL)
         self.presences = AgentPresences(sessions, whereabouts, self._heard, clock)
-        self._answers = Answers(store, clock, vault.master)
+        self._answers = CommandAnswers(store, clock, vault.master)
         self.commander = AgentCommander(
             store, clock, self.presences, whereabouts=whereabouts, answers=self._answers
         )
@@ -146,10 +146,10 @@ class AgentSide:
             heard=self._heard,
             attention=attention,
         )
-        door = Door(
+        door = AgentAuthenticator(
             roster=roster, machines=machines, authority=authority, revocations=revocations, clock=clock
         )
-        intake = intake or Discard()
+        intake = intake or DiscardReports()
         self._streams = AgentStreams(
             roster=roster,
             machines=machines,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from fleetplane.domains.proxies import wire
-from fleetplane.domains.proxies.agents.answers import Answers
+from fleetplane.domains.proxies.agents.answers import CommandAnswers
 from fleetplane.domains.proxies.agents.live import CHANNEL, AgentPresences, LiveAgent
-from fleetplane.domains.proxies.agents.ports import AgentOrder, Result, Verb
+from fleetplane.domains.proxies.agents.ports import AgentOrder, AgentResult, AgentVerb
 from fleetplane.domains.proxies.kinds.records import Agent
 from fleetplane.fleet.streams.courier import StreamCourier
 from fleetplane.fleet.streams.presence import Flight
@@ -17,8 +17,8 @@ from fleetplane.kernel.commands import (
     OPEN,
     Command,
     Commands,
+    CommandState,
     CommandTarget,
-    State,
     state_of,
 )
 from fleetplane.kernel.commands.courier import CommandLimits
@@ -28,14 +28,14 @@ from fleetplane.kernel.presence import Whereabouts
 from fleetplane.kernel.store import Store
 
 ANSWER_SECONDS = {
-    Verb.RELOAD: 15.0,
-    Verb.RESTART: 30.0,
-    Verb.STATUS: 15.0,
-    Verb.VALIDATE: 15.0,
-    Verb.SHOW: 15.0,
+    AgentVerb.RELOAD: 15.0,
+    AgentVerb.RESTART: 30.0,
+    AgentVerb.STATUS: 15.0,
+    AgentVerb.VALIDATE: 15.0,
+    AgentVerb.SHOW: 15.0,
     # The version has 30 s to come, the other NGINX 10 s to stop, ours 10 s to be confirmed; and the way back.
-    Verb.TAKE_OVER: 120.0,
-    Verb.GIVE_BACK: 60.0,
+    AgentVerb.TAKE_OVER: 120.0,
+    AgentVerb.GIVE_BACK: 60.0,
 }
 STOP_SLACK_SECONDS = 10.0
 """Beyond the time that stopping may take."""
@@ -43,23 +43,23 @@ RESULT_BYTES = CommandLimits().result_bytes
 """Of what an agent prints, kept in the record where servers share a database: its end."""
 IN_FLIGHT = 16
 """Commands that an agent has at once, as daemons of edge do; it works on them one after the other."""
-REPEATABLE = frozenset({Verb.RELOAD, Verb.STATUS, Verb.VALIDATE, Verb.SHOW})
+REPEATABLE = frozenset({AgentVerb.RELOAD, AgentVerb.STATUS, AgentVerb.VALIDATE, AgentVerb.SHOW})
 """Doing these twice does no harm; a restart or a stop that may have happened is not sent again."""
 _WORDS = {
-    Verb.RELOAD: "Nginx reloaded successfully",
-    Verb.RESTART: "Nginx restarted successfully",
-    Verb.STOP: "Nginx stopped successfully",
-    Verb.STATUS: "Status reported",
-    Verb.VALIDATE: "Configuration is valid",
-    Verb.SHOW: "Shown",
-    Verb.TAKE_OVER: "NGINX was taken over",
-    Verb.GIVE_BACK: "NGINX was given back",
+    AgentVerb.RELOAD: "Nginx reloaded successfully",
+    AgentVerb.RESTART: "Nginx restarted successfully",
+    AgentVerb.STOP: "Nginx stopped successfully",
+    AgentVerb.STATUS: "Status reported",
+    AgentVerb.VALIDATE: "Configuration is valid",
+    AgentVerb.SHOW: "Shown",
+    AgentVerb.TAKE_OVER: "NGINX was taken over",
+    AgentVerb.GIVE_BACK: "NGINX was given back",
 }
 _UNHEARD = {
-    State.UNDELIVERABLE: "is not connected",
-    State.EXPIRED: "did not come back in time",
-    State.TIMED_OUT: "did not answer in time",
-    State.CANCELLED: "had the command taken back",
+    CommandState.UNDELIVERABLE: "is not connected",
+    CommandState.EXPIRED: "did not come back in time",
+    CommandState.TIMED_OUT: "did not answer in time",
+    CommandState.CANCELLED: "had the command taken back",
 }
 
 
@@ -71,7 +71,7 @@ class AgentCommander:
         presences: AgentPresences,
         *,
         whereabouts: Whereabouts,
-        answers: Answers,
+        answers: CommandAnswers,
     ) -> None:
         """`answers` carry what agents show from their server to the one that asked."""
         self._store = store
@@ -119,23 +119,23 @@ class AgentCommander:
         """Send what waits."""
         await self.ledger.room(live.agent)
 
-    async def answered(self, live: LiveAgent, said: wire.Answer) -> None:
+    async def answered(self, live: LiveAgent, said: wire.CommandAnswer) -> None:
         """Take an agent's answer in, also for a command of an earlier stream."""
         flight = self.courier.landed(live, said.command)
         command = self._store.get(COMMAND, live.record.scope, said.command) if self._store.shared else None
         if (
             command is not None
-            and command.spec.verb == Verb.SHOW
+            and command.spec.verb == AgentVerb.SHOW
             and said.output
             and self._is_asked(live, command)
         ):
             await self._answers.pass_on(command, said.output)  # before anybody is told that it is there
-        if command is None or command.spec.verb == Verb.SHOW:
+        if command is None or command.spec.verb == AgentVerb.SHOW:
             await self.ledger.answered(
                 live.agent, said.command, ok=said.success, detail=said.message, output=said.output
             )
         else:  # whoever asked may be at another server
-            outcome = State.OK if said.success else State.FAILED
+            outcome = CommandState.OK if said.success else CommandState.FAILED
             kept = said.output.encode()[-RESULT_BYTES:]
             await self.ledger.ended(live.agent, said.command, outcome, detail=said.message, result=kept)
         if flight is not None:
@@ -152,7 +152,7 @@ class AgentCommander:
         """What an agent printed: in memory, or in the record where servers share a database."""
         return printed(self.ledger, target)
 
-    async def order(self, agent: Agent, order: AgentOrder, *, actor: str) -> Result:
+    async def order(self, agent: Agent, order: AgentOrder, *, actor: str) -> AgentResult:
         """The agent's own answer; raises `Unavailable` if it is away or does not answer in time."""
         seconds = ANSWER_SECONDS.get(order.verb, order.timeout_seconds + STOP_SLACK_SECONDS)
         issued = await self.ledger.issue(
@@ -168,16 +168,16 @@ class AgentCommander:
         (target,) = self.ledger.targets(await self.ledger.finished(issued))
         state = state_of(target)
         said = target.status.detail if target.status is not None else ""
-        if state is State.EXPIRED and self._presences.is_present(agent.name):
+        if state is CommandState.EXPIRED and self._presences.is_present(agent.name):
             raise Unavailable(
                 f"agent {agent.spec.name} has {IN_FLIGHT} commands to answer, and took no other in time",
                 hint="try again when those have ended",
             )
-        if state not in (State.OK, State.FAILED):
+        if state not in (CommandState.OK, CommandState.FAILED):
             raise Unavailable(f"agent {agent.spec.name} {_UNHEARD[state]}")
-        success = state is State.OK
+        success = state is CommandState.OK
         output = self.output(target)
-        if order.verb is Verb.SHOW:  # it may hold secrets, and whoever asked has it
+        if order.verb is AgentVerb.SHOW:  # it may hold secrets, and whoever asked has it
             self.ledger.outputs.forget(issued.name, agent.name)
             if self._store.shared:
                 output = await self._answers.given(issued) or output
@@ -186,7 +186,7 @@ class AgentCommander:
                         f"what agent {agent.spec.name} shows is too large to be passed on between servers",
                         hint=f"ask {self._places.server_of(agent.name) or 'the server that has the agent'}",
                     )
-        return Result(
+        return AgentResult(
             success=success,
             message=said or (_WORDS[order.verb] if success else f"{order.verb} failed"),
             output=output,

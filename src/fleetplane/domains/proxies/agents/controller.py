@@ -21,12 +21,12 @@ from fleetplane.domains.proxies.agents.live import (
     DELETED,
     TIMED_OUT,
     AgentPresences,
+    AgentStanding,
     LiveAgent,
-    Standing,
     is_observing,
     standing,
 )
-from fleetplane.domains.proxies.agents.records import Roster, actor, observed
+from fleetplane.domains.proxies.agents.records import AgentRoster, actor, observed
 from fleetplane.domains.proxies.agents.registry import REVOKED
 from fleetplane.domains.proxies.kinds.records import (
     AGENT,
@@ -41,7 +41,13 @@ from fleetplane.domains.proxies.kinds.records import (
 from fleetplane.domains.proxies.kinds.values import AgentState, Observed
 from fleetplane.domains.proxies.rules import deployment
 from fleetplane.domains.proxies.rules.alerts import GRAVE, AlertPolicy
-from fleetplane.domains.proxies.rules.deployment import GiveUp, RetryPolicy, Send, Settled, Wait
+from fleetplane.domains.proxies.rules.deployment import (
+    DeploymentWait,
+    GiveUpVersion,
+    RetryPolicy,
+    Send,
+    Settled,
+)
 from fleetplane.domains.proxies.serving.agent_configs import Configs, Prepared
 from fleetplane.domains.proxies.serving.workspaces import Workspaces
 from fleetplane.domains.proxies.wire import moment
@@ -55,8 +61,8 @@ from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.commands import Commands
 from fleetplane.kernel.liveness import LivenessChanged, LivenessPolicy
 from fleetplane.kernel.presence import PRESENCE, Whereabouts
-from fleetplane.kernel.presence.heard import Heard
-from fleetplane.kernel.reconcile import Explanation, Reason, Reconciler, Result
+from fleetplane.kernel.presence.heard import LastSeen
+from fleetplane.kernel.reconcile import Explanation, PassResult, Reason, Reconciler
 from fleetplane.kernel.reconcile.lease import LocalLease
 from fleetplane.kernel.sessions.sessions import ENDED, STOPPING, SUPERSEDED
 from fleetplane.kernel.store import Store
@@ -116,14 +122,14 @@ class AgentController:
         *,
         store: Store,
         clock: Clock,
-        roster: Roster,
+        roster: AgentRoster,
         presences: AgentPresences,
         workspaces: Workspaces,
         configs: Configs,
         commands: Commands,
         policy: AgentPolicy,
         whereabouts: Whereabouts,
-        heard: Heard,
+        heard: LastSeen,
         attention: Attention | None = None,
     ) -> None:
         self._heard = heard
@@ -296,11 +302,11 @@ class AgentController:
 
     # Looking.
 
-    async def _look(self, agent_id: str) -> Result:
+    async def _look(self, agent_id: str) -> PassResult:
         agent = self._roster.find(agent_id)
         if agent is None:
             self._presences.forget(agent_id)
-            return Result()
+            return PassResult()
         live = self._presences.current(agent_id)
         if live is None or not live.session.is_open:
             if self._whereabouts.shared:
@@ -309,26 +315,26 @@ class AgentController:
         waiting = await self._configure(agent, live)
         await self._roster.note_standing(agent, self._standing(agent, live), live)
         if waiting is None:
-            return Result()
+            return PassResult()
         seconds = min(waiting.seconds or self._policy.behind_seconds, self._policy.behind_seconds)
         reason = Reason(code=waiting.code, message=waiting.message)
-        return Result(explanation=(reason,), requeue_after_seconds=seconds)
+        return PassResult(explanation=(reason,), requeue_after_seconds=seconds)
 
-    async def _look_at_distant(self, agent: Agent, live: LiveAgent | None) -> Result:
+    async def _look_at_distant(self, agent: Agent, live: LiveAgent | None) -> PassResult:
         """An agent that is not connected here: it may be elsewhere, and is ours only if it left from here."""
         if self._whereabouts.is_anywhere(agent.name):
             if live is not None and live.is_over:
                 self._presences.forget(agent.name)
                 self._watch.forget(agent.name)
-            return Result()
+            return PassResult()
         if live is None and not self._store.leads:
-            return Result()  # the active server sees to it
+            return PassResult()  # the active server sees to it
         return await self._look_at_absent(agent, live)
 
-    async def _look_at_absent(self, agent: Agent, live: LiveAgent | None) -> Result:
+    async def _look_at_absent(self, agent: Agent, live: LiveAgent | None) -> PassResult:
         if agent.status is None or agent.status.state is AgentState.OFFLINE:
             self._presences.forget(agent.name)
-            return Result(explanation=(_AWAY,))
+            return PassResult(explanation=(_AWAY,))
         now_ns = self._clock.now_ns()
         if live is None:
             reason, left = self._gone_for(agent)
@@ -340,15 +346,15 @@ class AgentController:
             grace = 0.0 if reason == TIMED_OUT else self._policy.reconnect_seconds
             left = self._seconds_left(self._last_known_ns(agent, live.ended_at_ns), grace)
         if left > 0:
-            return Result(explanation=(_AWAY,), requeue_after_seconds=left)
-        gone = Standing(state=AgentState.OFFLINE, reasons=(reason,))
+            return PassResult(explanation=(_AWAY,), requeue_after_seconds=left)
+        gone = AgentStanding(state=AgentState.OFFLINE, reasons=(reason,))
         await self._roster.note_standing(agent, gone, live)
         if self._presences.get(agent.name) is None:  # it may have come back while that was written
             self._presences.forget(agent.name)
         else:
             self.look_at(agent.name)
         log.info("proxies.agent_disconnected", agent=agent.name, reason=reason)
-        return Result(explanation=(_AWAY,))
+        return PassResult(explanation=(_AWAY,))
 
     def _gone_for(self, agent: Agent) -> tuple[str, float]:
         """Why an agent that never was here counts as gone, and in how many seconds it does."""
@@ -370,7 +376,7 @@ class AgentController:
         now_ns = self._clock.now_ns()
         return seconds - (now_ns - self._watch.term.fair_ns(since_ns, now_ns=now_ns)) / 1e9
 
-    def _standing(self, agent: Agent, live: LiveAgent) -> Standing:
+    def _standing(self, agent: Agent, live: LiveAgent) -> AgentStanding:
         newest = self._workspaces.newest(agent.scope)
         last = None
         if newest is not None:
@@ -391,17 +397,19 @@ class AgentController:
 
     # Configuration.
 
-    async def _configure(self, agent: Agent, live: LiveAgent) -> Wait | None:
+    async def _configure(self, agent: Agent, live: LiveAgent) -> DeploymentWait | None:
         """Bring the agent to the desired version, or say what that waits for; None once it is there."""
         early = self._seconds_left(live.since_ns, self._policy.first_report_seconds)
         if live.serving is None and early > 0:
-            return Wait(code="NO_REPORT", message="the agent has not said what it serves", seconds=early)
+            return DeploymentWait(
+                code="NO_REPORT", message="the agent has not said what it serves", seconds=early
+            )
         if is_observing(self._observed(agent, live)):
             live.behind_since_ns = None
-            return Wait(code="OBSERVING", message="the agent observes an NGINX that is not its own")
+            return DeploymentWait(code="OBSERVING", message="the agent observes an NGINX that is not its own")
         newest = self._workspaces.newest(agent.scope)
         if newest is None:
-            return Wait(code="NOTHING_TO_SERVE", message="the workspace has no configuration yet")
+            return DeploymentWait(code="NOTHING_TO_SERVE", message="the workspace has no configuration yet")
         if live.is_settled_at(newest.version):
             # Every heartbeat comes by here, and what an agent should serve changes with the version only.
             return None
@@ -427,7 +435,7 @@ class AgentController:
             known=bool(self._roster.deployments(agent)),
         )
         if isinstance(decision, Send) and (hold := self._hold_seconds(agent)) > 0:
-            decision = Wait(code="GATHERING", message="waiting for changes to settle", seconds=hold)
+            decision = DeploymentWait(code="GATHERING", message="waiting for changes to settle", seconds=hold)
         if isinstance(decision, Send) and (held := self._frozen(agent)) is not None:
             decision = held
         if not isinstance(decision, Settled) and live.behind_since_ns is None:
@@ -447,12 +455,16 @@ class AgentController:
             case Send():
                 live.retry_asked = False
                 return await self._send(agent, live, prepared)
-            case GiveUp() if not self._attention.settled:
-                return Wait(code="LISTENING", message="the server has just come back from a gap", seconds=1.0)
-            case GiveUp():
+            case GiveUpVersion() if not self._attention.settled:
+                return DeploymentWait(
+                    code="LISTENING", message="the server has just come back from a gap", seconds=1.0
+                )
+            case GiveUpVersion():
                 await self._roster.note_timeout(live, wanted.version)
-                return Wait(code="SILENT", message=f"no word about version {wanted.version} in time")
-            case Wait():
+                return DeploymentWait(
+                    code="SILENT", message=f"no word about version {wanted.version} in time"
+                )
+            case DeploymentWait():
                 return decision
 
     @staticmethod
@@ -462,13 +474,13 @@ class AgentController:
             return live.observed
         return agent.status.observed
 
-    def _frozen(self, agent: Agent) -> Wait | None:
+    def _frozen(self, agent: Agent) -> DeploymentWait | None:
         """What sending to an agent waits for if it is frozen, also what somebody asked to be tried again."""
         freeze = self._freezes.holding("proxies", agent_scope(agent.scope, agent.name))
         if freeze is None:
             return None
         seconds = self._freezes.seconds_left(freeze, at_most=self._policy.behind_seconds)
-        return Wait(code=FROZEN, message=freezing.message(freeze), seconds=seconds)
+        return DeploymentWait(code=FROZEN, message=freezing.message(freeze), seconds=seconds)
 
     def _hold_seconds(self, agent: Agent) -> float:
         """How long a version that this agent was not sent yet waits for others to follow it."""
@@ -480,20 +492,20 @@ class AgentController:
             now_ns=self._clock.now_ns(),
         )
 
-    async def _overtake(self, agent: Agent, reported: int, newest: int) -> Wait:
+    async def _overtake(self, agent: Agent, reported: int, newest: int) -> DeploymentWait:
         """Let the workspace's versions go on above one that an agent serves and this store has not.
 
         That is so after an older state of the store was restored: the agent refuses lower numbers.
         """
         if reported - newest > AHEAD_LIMIT:
             message = f"the agent reports version {reported}; the workspace is at {newest}"
-            return Wait(code="FAR_AHEAD", message=message)
+            return DeploymentWait(code="FAR_AHEAD", message=message)
         left = self._policy.ahead_gap_seconds - (
             self._clock.monotonic() - self._overtook.get(agent.scope, -self._policy.ahead_gap_seconds)
         )
         if left > 0:
             message = f"the agent serves version {reported}, which is not known here"
-            return Wait(code="AHEAD", message=message, seconds=left)
+            return DeploymentWait(code="AHEAD", message=message, seconds=left)
         self._overtook[agent.scope] = self._clock.monotonic()
         reports = [self._presences.serving(one) for one in self._connected_in([agent.scope])]
         highest = max(
@@ -505,22 +517,24 @@ class AgentController:
             agent.scope, cause="agent.ahead", subject=agent.name, actor=actor(agent.name), above=highest
         )
         self.look_at(agent.name)
-        return Wait(code="AHEAD", message=f"versions go on above {highest}, which an agent serves")
+        return DeploymentWait(code="AHEAD", message=f"versions go on above {highest}, which an agent serves")
 
     def _deployment(self, agent: Agent, version: int) -> Deployment | None:
         name = version_name(version)
         return next((one for one in self._roster.deployments(agent) if one.name == name), None)
 
-    async def _send(self, agent: Agent, live: LiveAgent, prepared: Prepared) -> Wait:
+    async def _send(self, agent: Agent, live: LiveAgent, prepared: Prepared) -> DeploymentWait:
         if not await self._roster.note_sent(live, prepared.wanted):
-            gone = Wait(code="ELSEWHERE", message="the agent was deleted, or has a newer session elsewhere")
+            gone = DeploymentWait(
+                code="ELSEWHERE", message="the agent was deleted, or has a newer session elsewhere"
+            )
             return self._frozen(agent) or gone
         message = pb.MasterMessage(timestamp=moment(self._clock.now_ns()), config_update=prepared.update)
         if not live.session.offer(message):
             # Either it ended, or its agent has not read for hundreds of messages.
             live.session.close(TIMED_OUT)
             self.look_at(agent.name)
-        return Wait(
+        return DeploymentWait(
             code="SENT",
             message=f"version {prepared.wanted.version} is on its way",
             seconds=self._policy.apply_seconds,

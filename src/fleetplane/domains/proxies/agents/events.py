@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from fleetplane.domains.proxies.kinds.records import AGENT, Agent, Spec, agent_scope
+from fleetplane.domains.proxies.kinds.records import AGENT, Agent, ProxiesSpec, agent_scope
 from fleetplane.domains.proxies.wire import moment_ns
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.kernel.errors import InvalidArgument
@@ -44,7 +44,7 @@ KNOWN = frozenset(
 _TYPE = re.compile(r"[a-z0-9_]{1,32}(?:\.[a-z0-9_]{1,32}){1,3}")
 
 
-class AgentEventSpec(Spec, frozen=True):
+class AgentEventSpec(ProxiesSpec, frozen=True):
     """Named by its place, in the agent's scope. Written by the agents' service only."""
 
     serial: int

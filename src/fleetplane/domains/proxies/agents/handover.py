@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from fleetplane.domains.proxies import wire
-from fleetplane.domains.proxies.agents.ports import AgentOrder, CommandPort, Deployer, Result, Verb
+from fleetplane.domains.proxies.agents.ports import AgentOrder, AgentResult, AgentVerb, CommandPort, Deployer
 from fleetplane.domains.proxies.kinds.records import Agent, VirtualHostSpec
 from fleetplane.domains.proxies.kinds.values import Hands, Observed
 from fleetplane.domains.proxies.nginx.site import OBSERVES
@@ -118,7 +118,7 @@ class Handovers:
         return first.digest, "".join(data)
 
     async def _page(self, agent: Agent, number: int, actor: str) -> _Page:
-        text = await self._told(agent, AgentOrder(verb=Verb.SHOW, page=number), actor)
+        text = await self._told(agent, AgentOrder(verb=AgentVerb.SHOW, page=number), actor)
         try:
             return msgspec.json.decode(text, type=_Page)
         except (msgspec.MsgspecError, RecursionError) as error:
@@ -128,13 +128,13 @@ class Handovers:
         """The last lines of a log of the NGINX that an agent found."""
         if name not in _observed(agent).logs:
             raise InvalidArgument(f"{name} is no log of the observed NGINX", field="name")
-        return await self._told(agent, AgentOrder(verb=Verb.SHOW, log=name, lines=lines), actor)
+        return await self._told(agent, AgentOrder(verb=AgentVerb.SHOW, log=name, lines=lines), actor)
 
     async def certificate(self, agent: Agent, name: str, *, actor: str) -> SentCertificate:
         """A certificate of the NGINX that an agent found, with its key, if the node's owner permits it."""
         _observed(agent)
         opener = Opener()
-        order = AgentOrder(verb=Verb.SHOW, certificate=name, seal_to=opener.public)
+        order = AgentOrder(verb=AgentVerb.SHOW, certificate=name, seal_to=opener.public)
         sealed = await self._told(agent, order, actor)
         try:
             content = opener.opened(base64.b64decode(sealed, validate=True))
@@ -154,7 +154,7 @@ class Handovers:
         observed, config = _observed(agent), self._wanted(agent)
         digest = (await self._page(agent, 0, actor)).digest  # as it is now, not as it was last reported
         update = wire.config_update(config, dict.fromkeys(config.certificates, b""))
-        order = AgentOrder(verb=Verb.VALIDATE, candidate=update.SerializeToString())
+        order = AgentOrder(verb=AgentVerb.VALIDATE, candidate=update.SerializeToString())
         tested = await self.commander.order(agent, order, actor=actor)
         served = {port for host in config.virtual_hosts.values() for port in host_ports(host, "tcp")}
         served |= {one.listen_port for one in config.streams.values() if one.protocol == "tcp"}
@@ -177,7 +177,7 @@ class Handovers:
             error="" if tested.success else tested.message,
         )
 
-    async def take_over(self, agent: Agent, plan: str, *, actor: str) -> Result:
+    async def take_over(self, agent: Agent, plan: str, *, actor: str) -> AgentResult:
         """Raises `FailedPrecondition` if the plan is not, or is no longer, what would be done."""
         observed, config = _observed(agent), self._wanted(agent)
         if observed.state is not Hands.OBSERVING:
@@ -189,13 +189,13 @@ class Handovers:
                 hint="look at a new plan and confirm that",
             )
         await self.deployer.retried(agent)  # also what failed at an earlier attempt
-        order = AgentOrder(verb=Verb.TAKE_OVER, version=config.version, digest=digest)
+        order = AgentOrder(verb=AgentVerb.TAKE_OVER, version=config.version, digest=digest)
         return await self.commander.order(agent, order, actor=actor)
 
-    async def give_back(self, agent: Agent, *, actor: str) -> Result:
+    async def give_back(self, agent: Agent, *, actor: str) -> AgentResult:
         if _observed(agent).state is not Hands.TAKEN_OVER:
             raise FailedPrecondition(f"the NGINX of {agent.spec.name} was not taken over")
-        return await self.commander.order(agent, AgentOrder(verb=Verb.GIVE_BACK), actor=actor)
+        return await self.commander.order(agent, AgentOrder(verb=AgentVerb.GIVE_BACK), actor=actor)
 
     def _wanted(self, agent: Agent) -> AgentConfig:
         newest = self.workspaces.newest(agent.scope)

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 import structlog
 
 from fleetplane.domains.proxies.agents.machines import Machines
-from fleetplane.domains.proxies.agents.records import Roster, actor
+from fleetplane.domains.proxies.agents.records import AgentRoster, actor
 from fleetplane.domains.proxies.kinds.records import Agent
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import PermissionDenied, Unauthenticated
@@ -36,13 +36,13 @@ class Certified:
     serial: int
 
 
-class Door:
+class AgentAuthenticator:
     """Recognises agents by the certificates that they present."""
 
     def __init__(
         self,
         *,
-        roster: Roster,
+        roster: AgentRoster,
         machines: Machines,
         authority: Authority | None,
         revocations: Revocations | None,

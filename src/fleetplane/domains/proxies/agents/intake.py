@@ -16,7 +16,7 @@ class Intake(Protocol):
     async def logs(self, agent: Agent, batch: pb.LogBatch, *, now_ns: int) -> None: ...
 
 
-class Discard:
+class DiscardReports:
     """Takes everything and keeps nothing."""
 
     async def metrics(self, agent: Agent, batch: pb.MetricsBatch, *, now_ns: int) -> None: ...

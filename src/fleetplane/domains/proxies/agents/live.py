@@ -18,13 +18,13 @@ from fleetplane.domains.proxies.agents.ports import AgentSighting
 from fleetplane.domains.proxies.kinds.records import Agent, DeploymentStatus
 from fleetplane.domains.proxies.kinds.values import AgentHealth, AgentState, DeploymentState, Hands, Observed
 from fleetplane.domains.proxies.rules.alerts import Heights
-from fleetplane.domains.proxies.rules.deployment import Serving
+from fleetplane.domains.proxies.rules.deployment import ServedVersion
 from fleetplane.fleet.streams.presence import Flight, Live, Presences
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError
 from fleetplane.kernel.presence import Whereabouts
-from fleetplane.kernel.presence.heard import Heard
+from fleetplane.kernel.presence.heard import LastSeen
 from fleetplane.kernel.sessions.sessions import Sessions
 from fleetplane.kernel.values.times import NS
 
@@ -52,7 +52,7 @@ class LiveAgent(Live[pb.MasterMessage, Flight]):
     record: Agent
     """As it registered."""
     health: AgentHealth | None = None
-    serving: Serving | None = None
+    serving: ServedVersion | None = None
     observed: Observed | None = None
     """The NGINX that it was started beside, as of its last report."""
     settled: tuple[int, str] | None = None
@@ -117,7 +117,7 @@ class LiveAgent(Live[pb.MasterMessage, Flight]):
 class AgentPresences(Presences[LiveAgent]):
     """All agents that are connected to this server, or were a moment ago."""
 
-    def __init__(self, sessions: Sessions, whereabouts: Whereabouts, heard: Heard, clock: Clock) -> None:
+    def __init__(self, sessions: Sessions, whereabouts: Whereabouts, heard: LastSeen, clock: Clock) -> None:
         super().__init__(lingering=True)
         self._sessions = sessions
         self._whereabouts = whereabouts
@@ -129,7 +129,7 @@ class AgentPresences(Presences[LiveAgent]):
         self.events_dropped = 0
         """Of all agents, those that were too many."""
 
-    def serving(self, agent_id: str) -> Serving | None:
+    def serving(self, agent_id: str) -> ServedVersion | None:
         """What a connected agent reports that it serves."""
         live = self.get(agent_id)
         return live.serving if live is not None else None
@@ -196,7 +196,7 @@ class AgentPresences(Presences[LiveAgent]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class AgentStanding:
     state: AgentState
     reasons: tuple[str, ...]
 
@@ -208,7 +208,7 @@ def standing(
     grave_alerts: Mapping[str, str],
     behind_limit_seconds: float,
     now_ns: int,
-) -> Standing:
+) -> AgentStanding:
     """Of an agent that is connected. The reasons are worded so that they change only with their cause:
     an alert's message, for example, is written down when it opens or its severity changes."""
     reasons = []
@@ -225,7 +225,7 @@ def standing(
         reasons.append("its configuration is behind")
     reasons += [_because(f"alert {identity}", words) for identity, words in sorted(grave_alerts.items())]
     state = AgentState.DEGRADED if reasons else AgentState.ONLINE
-    return Standing(state=state, reasons=tuple(reasons))
+    return AgentStanding(state=state, reasons=tuple(reasons))
 
 
 def is_observing(observed: Observed | None) -> bool:

@@ -77,7 +77,7 @@ class Holder:
     last_seen_ns: int
 
 
-class Verdict(Enum):
+class MachineVerdict(Enum):
     WELCOME = auto()
     TAKES_OVER = auto()
     """Approved: the machine before it is the agent no more."""
@@ -91,7 +91,7 @@ def verdict(
     *,
     heartbeat_seconds: float,
     now_ns: int,
-) -> Verdict:
+) -> MachineVerdict:
     """Whether a machine may be the agent; its token or certificate was found to be the agent's."""
     if binding is not None and binding.key:
         ours = approach.key == binding.key
@@ -100,8 +100,8 @@ def verdict(
     else:
         ours = True
     if ours:
-        return Verdict.WELCOME
-    return Verdict.TAKES_OVER if is_approved(approach, binding, now_ns) else Verdict.CONTENDS
+        return MachineVerdict.WELCOME
+    return MachineVerdict.TAKES_OVER if is_approved(approach, binding, now_ns) else MachineVerdict.CONTENDS
 
 
 def is_approved(approach: Approach, binding: AgentTokenStatus | None, now_ns: int) -> bool:
@@ -193,7 +193,7 @@ class Machines:
             found = verdict(
                 approach, token.status, holder, heartbeat_seconds=heartbeat_seconds, now_ns=draft.now_ns
             )
-            if found is Verdict.CONTENDS:
+            if found is MachineVerdict.CONTENDS:
                 return None
             status = token.status or AgentTokenStatus(activated_at_ns=draft.now_ns)
             news = status.key != approach.key

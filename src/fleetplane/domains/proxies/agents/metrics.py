@@ -12,7 +12,7 @@ from fleetplane.domains.proxies.agents.controller import AgentController
 from fleetplane.domains.proxies.agents.live import AgentPresences
 from fleetplane.domains.proxies.kinds.records import AGENT
 from fleetplane.domains.proxies.kinds.values import AgentState
-from fleetplane.domains.proxies.live.app import EventsApp
+from fleetplane.domains.proxies.live.app import ProxyEventsApp
 from fleetplane.domains.proxies.rules.alerts import ALERT, Severity
 from fleetplane.domains.proxies.tenancy.quotas import Quotas
 from fleetplane.domains.proxies.traffic.summary import STATUS_CLASSES, RequestTotals
@@ -29,7 +29,7 @@ class ProxyCollector(Collector):
         *,
         controller: AgentController,
         commands: Commands,
-        events: EventsApp,
+        events: ProxyEventsApp,
         presences: AgentPresences,
         quotas: Quotas,
     ) -> None:

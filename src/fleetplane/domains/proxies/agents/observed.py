@@ -13,10 +13,10 @@ from typing import Any, Final
 from fleetplane.domains.proxies.agents.ports import (
     LEVELS,
     AccessLogEntry,
+    AgentLogQuery,
     ErrorLogEntry,
     ErrorQuery,
-    LogQuery,
-    Records,
+    ReportedRecords,
 )
 from fleetplane.fleet.figures import Figures
 from fleetplane.fleet.resources.declaration import LogCall, LogLine
@@ -44,7 +44,7 @@ async def logs(call: LogCall) -> AsyncGenerator[LogLine, None]:
         raise InvalidArgument(f"is not one of {', '.join(LEVELS)}", field="level")
     if query.source and query.source not in SOURCES:
         raise InvalidArgument(f"is not one of {', '.join(SOURCES)}", field="source")
-    reader = _Reader(call, domain.records)
+    reader = _LogFollower(call, domain.records)
     begun_ns = domain.clock.now_ns()
     # What is there is read as far as it could be met again, whether it is told or not.
     limit = PAGE * PAGES if query.follow else query.tail
@@ -59,10 +59,10 @@ async def logs(call: LogCall) -> AsyncGenerator[LogLine, None]:
             yield line
 
 
-class _Reader:
+class _LogFollower:
     """One reader of one agent's log, with what it was told."""
 
-    def __init__(self, call: LogCall, records: Records) -> None:
+    def __init__(self, call: LogCall, records: ReportedRecords) -> None:
         self._agent, self._query = call.stored, call.query
         self._records = records
         self._told: OrderedDict[str, None] = OrderedDict()
@@ -102,7 +102,7 @@ class _Reader:
         if source == ACCESS:
             page = await self._records.access_log(
                 agent.scope,
-                LogQuery(from_ns=from_ns, to_ns=to_ns, limit=limit, agent_id=agent.name, cursor=cursor),
+                AgentLogQuery(from_ns=from_ns, to_ns=to_ns, limit=limit, agent_id=agent.name, cursor=cursor),
             )
             return page.entries, page.cursor
         severity = LEVELS.index(self._query.level or LEVELS[-1])

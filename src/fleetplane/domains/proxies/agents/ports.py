@@ -11,8 +11,8 @@ import msgspec
 
 from fleetplane.domains.proxies.kinds.records import Agent, Certificate
 from fleetplane.domains.proxies.kinds.values import AgentHealth, RevocationReason
-from fleetplane.domains.proxies.traffic.report import Report, report
-from fleetplane.domains.proxies.traffic.summary import Summary
+from fleetplane.domains.proxies.traffic.report import TrafficReport, report
+from fleetplane.domains.proxies.traffic.summary import TrafficSummary
 from fleetplane.kernel.commands import Command
 from fleetplane.kernel.errors import Unavailable
 from fleetplane.kernel.reconcile import Explanation
@@ -28,7 +28,7 @@ class AgentSighting:
     """Whether it is connected to this server; of others only what they write down is known."""
 
 
-class Presence(Protocol):
+class AgentPresence(Protocol):
     """Who is connected, from memory: heartbeats are not written down."""
 
     def is_present(self, agent_id: str) -> bool:
@@ -54,7 +54,7 @@ class Deployer(Protocol):
         """What the last look at an agent found; None if there was none."""
 
 
-class Verb(StrEnum):
+class AgentVerb(StrEnum):
     RELOAD = "reload"
     RESTART = "restart"
     STOP = "stop"
@@ -69,7 +69,7 @@ class Verb(StrEnum):
 class AgentOrder:
     """One command for one agent; only the options of its verb count."""
 
-    verb: Verb
+    verb: AgentVerb
     graceful: bool = True
     force: bool = False
     timeout_seconds: int = 30
@@ -90,18 +90,18 @@ class AgentOrder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class AgentResult:
     success: bool
     message: str
     output: str = ""
 
 
 class CommandPort(Protocol):
-    async def order(self, agent: Agent, order: AgentOrder, *, actor: str) -> Result:
+    async def order(self, agent: Agent, order: AgentOrder, *, actor: str) -> AgentResult:
         """The agent's own answer; raises `Unavailable` if it is away or does not answer in time."""
 
 
-class Traffic(msgspec.Struct, frozen=True, kw_only=True):
+class AgentTraffic(msgspec.Struct, frozen=True, kw_only=True):
     """Traffic of some agents over some time. The status classes sum up to `requests_total`."""
 
     requests_total: int = 0
@@ -134,7 +134,7 @@ class AccessLogEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogQuery:
+class AgentLogQuery:
     """From `from_ns` inclusive to `to_ns` exclusive, newest first."""
 
     from_ns: int
@@ -186,27 +186,27 @@ class ErrorQuery:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ErrorPage:
+class ErrorLogPage:
     entries: Sequence[ErrorLogEntry] = ()
     total: int = 0
     cursor: str = ""
 
 
-class Records(Protocol):
+class ReportedRecords(Protocol):
     """What agents reported over time."""
 
     async def traffic(
         self, workspace: str, agents: Collection[str], *, from_ns: int, to_ns: int
-    ) -> Traffic: ...
+    ) -> AgentTraffic: ...
 
     async def requests(
         self, workspace: str, *, from_ns: int, to_ns: int, step_seconds: int, host: str = "", source: str = ""
-    ) -> Report:
+    ) -> TrafficReport:
         """What requests came to, by `step_seconds`; of one virtual host or one agent where that is named."""
 
     async def requests_total(
         self, workspace: str, *, from_ns: int, to_ns: int, step_seconds: int, host: str = "", source: str = ""
-    ) -> Summary:
+    ) -> TrafficSummary:
         """The same in all, without the most frequent values."""
 
     async def placed_requests(
@@ -220,12 +220,12 @@ class Records(Protocol):
         source: str = "",
         location: str = "",
         upstream: str = "",
-    ) -> Report:
+    ) -> TrafficReport:
         """The same by location and upstream, without the most frequent values."""
 
-    async def access_log(self, workspace: str, query: LogQuery) -> LogPage: ...
+    async def access_log(self, workspace: str, query: AgentLogQuery) -> LogPage: ...
 
-    async def error_log(self, workspace: str, query: ErrorQuery) -> ErrorPage: ...
+    async def error_log(self, workspace: str, query: ErrorQuery) -> ErrorLogPage: ...
 
 
 class Revoker(Protocol):
@@ -254,7 +254,7 @@ class NobodyThere:
     def explain(self, _agent_id: str) -> None:
         return None
 
-    async def order(self, agent: Agent, _order: AgentOrder, *, actor: str) -> Result:  # noqa: ARG002  # same
+    async def order(self, agent: Agent, _order: AgentOrder, *, actor: str) -> AgentResult:  # noqa: ARG002  # same
         raise Unavailable(f"agent {agent.spec.name} is not connected")
 
     def is_present(self, _target: str) -> bool:
@@ -269,23 +269,23 @@ class NobodyThere:
     def recall(self, _target: str, _command: str, _reason: str) -> None:
         return None
 
-    async def traffic(self, workspace: str, agents: Collection[str], **window: int) -> Traffic:  # noqa: ARG002
-        return Traffic()
+    async def traffic(self, workspace: str, agents: Collection[str], **window: int) -> AgentTraffic:  # noqa: ARG002
+        return AgentTraffic()
 
-    async def requests(self, workspace: str, **_asked: int | str) -> Report:  # noqa: ARG002
+    async def requests(self, workspace: str, **_asked: int | str) -> TrafficReport:  # noqa: ARG002
         return report((), step_seconds=1)
 
-    async def requests_total(self, workspace: str, **_asked: int | str) -> Summary:  # noqa: ARG002
-        return Summary()
+    async def requests_total(self, workspace: str, **_asked: int | str) -> TrafficSummary:  # noqa: ARG002
+        return TrafficSummary()
 
-    async def placed_requests(self, workspace: str, **_asked: int | str) -> Report:  # noqa: ARG002
+    async def placed_requests(self, workspace: str, **_asked: int | str) -> TrafficReport:  # noqa: ARG002
         return report((), step_seconds=1)
 
-    async def access_log(self, workspace: str, query: LogQuery) -> LogPage:  # noqa: ARG002
+    async def access_log(self, workspace: str, query: AgentLogQuery) -> LogPage:  # noqa: ARG002
         return LogPage()
 
-    async def error_log(self, workspace: str, query: ErrorQuery) -> ErrorPage:  # noqa: ARG002
-        return ErrorPage()
+    async def error_log(self, workspace: str, query: ErrorQuery) -> ErrorLogPage:  # noqa: ARG002
+        return ErrorLogPage()
 
     async def revoke(self, scope: str, identity: str, *, reason: RevocationReason, actor: str) -> Certificate:  # noqa: ARG002
         raise Unavailable("this server issues no certificates")

@@ -13,8 +13,8 @@ import msgspec
 
 from fleetplane.domains.proxies.agents import machines
 from fleetplane.domains.proxies.agents.events import AgentEvents
-from fleetplane.domains.proxies.agents.live import CHANNEL, LiveAgent, Standing
-from fleetplane.domains.proxies.agents.machines import Approach, Holder, Verdict
+from fleetplane.domains.proxies.agents.live import CHANNEL, AgentStanding, LiveAgent
+from fleetplane.domains.proxies.agents.machines import Approach, Holder, MachineVerdict
 from fleetplane.domains.proxies.agents.registry import DIGEST, token_digest
 from fleetplane.domains.proxies.kinds.records import (
     AGENT,
@@ -32,8 +32,8 @@ from fleetplane.domains.proxies.kinds.records import (
 from fleetplane.domains.proxies.kinds.values import AgentHealth, AgentState, DeploymentState, Observed
 from fleetplane.domains.proxies.rules import deployment
 from fleetplane.domains.proxies.rules.alerts import ALERT, AlertSpec
-from fleetplane.domains.proxies.rules.deployment import Serving, Wanted
-from fleetplane.domains.proxies.wire import Introduction, Progress
+from fleetplane.domains.proxies.rules.deployment import ServedVersion, WantedVersion
+from fleetplane.domains.proxies.wire import Introduction, VersionProgress
 from fleetplane.kernel.errors import Unauthenticated
 from fleetplane.kernel.freeze import FREEZE, frozen
 from fleetplane.kernel.presence import Whereabouts
@@ -47,13 +47,13 @@ HEALTH_SECONDS = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Registered:
+class RegisteredAgent:
     agent: Agent
     took_over: bool
     """From another machine, as somebody had approved."""
 
 
-class Roster:
+class AgentRoster:
     """Of an agent's streams, only the one that its presence names writes about it: one that it has left, on
     this server or another, may still have something to say, and that is not so any more."""
 
@@ -105,7 +105,7 @@ class Roster:
         holder: Holder | None,
         is_back: bool,
         heartbeat_seconds: float,
-    ) -> Registered | None:
+    ) -> RegisteredAgent | None:
         """Check who comes, activate the token if this is its first use, and take in what the agent says.
 
         All in one transaction. An activated token stays good until its agent is deleted, or bound to a
@@ -115,7 +115,7 @@ class Roster:
         digest = token_digest(said.token)
         scope, name = agent.scope, agent.name
 
-        def change(draft: Draft) -> Registered | None:
+        def change(draft: Draft) -> RegisteredAgent | None:
             token, current = draft.get(AGENT_TOKEN, scope, name), draft.get(AGENT, scope, name)
             if token is None or current is None or (not approach.key and token.spec.digest != digest):
                 raise Unauthenticated("the token is not known or was revoked", hint="ask for a new token")
@@ -124,9 +124,9 @@ class Roster:
             found = machines.verdict(
                 approach, bound, holder, heartbeat_seconds=heartbeat_seconds, now_ns=draft.now_ns
             )
-            if found is Verdict.CONTENDS:
+            if found is MachineVerdict.CONTENDS:
                 return None
-            if found is Verdict.TAKES_OVER:
+            if found is MachineVerdict.TAKES_OVER:
                 bound = machines.taken(bound, approach, draft.now_ns)
                 machines.clear_alert(draft, agent)
             elif is_back and bound.contender is not None and bound.contender.id == approach.identity:
@@ -138,7 +138,7 @@ class Roster:
             if self._whereabouts.shared:
                 status = msgspec.structs.replace(status, machine=approach.identity)
             written = draft.put(AGENT, scope, name, spec=current.spec, status=status)
-            return Registered(agent=written, took_over=found is Verdict.TAKES_OVER)
+            return RegisteredAgent(agent=written, took_over=found is MachineVerdict.TAKES_OVER)
 
         done = await self._store.transact(
             change,
@@ -148,7 +148,7 @@ class Roster:
         )
         return done.value
 
-    async def note_standing(self, agent: Agent, standing: Standing, live: LiveAgent | None) -> None:
+    async def note_standing(self, agent: Agent, standing: AgentStanding, live: LiveAgent | None) -> None:
         """Write down how an agent is, if that is news; that it is offline, only if it has no session."""
         scope, name, where = agent.scope, agent.name, self._whereabouts
         place = live.place if live is not None and standing.state is not AgentState.OFFLINE else None
@@ -244,7 +244,7 @@ class Roster:
 
     # Configuration.
 
-    async def note_sent(self, live: LiveAgent, wanted: Wanted) -> bool:
+    async def note_sent(self, live: LiveAgent, wanted: WantedVersion) -> bool:
         """A version is on its way; written before it is sent. False if the stream is not the agent's, or the
         agent was deleted or frozen, also at another server that this one has not heard of yet."""
         agent = live.record
@@ -272,7 +272,7 @@ class Roster:
         )
         return done.value
 
-    async def note_progress(self, live: LiveAgent, said: Progress) -> bool:
+    async def note_progress(self, live: LiveAgent, said: VersionProgress) -> bool:
         """Record an agent's progress with a version; False if the agent was not sent it."""
         agent = live.record
         scope = agent_scope(agent.scope, agent.name)
@@ -313,7 +313,7 @@ class Roster:
         )
         return True
 
-    async def note_served(self, live: LiveAgent, serving: Serving) -> None:
+    async def note_served(self, live: LiveAgent, serving: ServedVersion) -> None:
         """A report shows a version in service: that is so, whatever was said or not said about it."""
         agent = live.record
         scope = agent_scope(agent.scope, agent.name)
@@ -413,7 +413,7 @@ def _serving(health: AgentHealth | None) -> tuple[str, int] | None:
     return None if health is None else (health.nginx_status, health.config_version)
 
 
-def _moved(status: AgentStatus, standing: Standing, now_ns: int) -> AgentStatus:
+def _moved(status: AgentStatus, standing: AgentStanding, now_ns: int) -> AgentStatus:
     if (status.state, status.reasons) == (standing.state, standing.reasons):
         return status
     came = status.state is AgentState.OFFLINE and standing.state is not AgentState.OFFLINE
@@ -428,9 +428,9 @@ def _moved(status: AgentStatus, standing: Standing, now_ns: int) -> AgentStatus:
     )
 
 
-def observed(config_id: str, version: int) -> Progress:
+def observed(config_id: str, version: int) -> VersionProgress:
     """The progress that a report with this version in service proves, where the agent's message was lost."""
-    return Progress(
+    return VersionProgress(
         config_id=config_id,
         version=version,
         state=DeploymentState.SUCCESS,

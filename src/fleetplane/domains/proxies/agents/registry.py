@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from fleetplane.domains.proxies.agents import machines
-from fleetplane.domains.proxies.agents.ports import Presence
+from fleetplane.domains.proxies.agents.ports import AgentPresence
 from fleetplane.domains.proxies.kinds.records import (
     AGENT,
     AGENT_TOKEN,
@@ -43,7 +43,7 @@ from fleetplane.domains.proxies.rules.raw_text import RawRight
 from fleetplane.domains.proxies.rules.streams import labelled_clashes
 from fleetplane.domains.proxies.rules.validation import name_problems
 from fleetplane.domains.proxies.serving.basis import decided_again
-from fleetplane.domains.proxies.serving.workspaces import Put, Workspaces
+from fleetplane.domains.proxies.serving.workspaces import PutObject, Workspaces
 from fleetplane.fleet import selectors
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import NotFound
@@ -65,7 +65,7 @@ NS_PER_HOUR = 3600 * 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Enrolment:
+class AgentEnrolment:
     """A new agent and the token that lets it in. Only its digest is kept."""
 
     agent: Agent
@@ -79,7 +79,7 @@ def token_digest(token: str) -> str:
 
 
 class Agents:
-    def __init__(self, store: Store, clock: Clock, workspaces: Workspaces, presence: Presence) -> None:
+    def __init__(self, store: Store, clock: Clock, workspaces: Workspaces, presence: AgentPresence) -> None:
         self._store = store
         self._clock = clock
         self._workspaces = workspaces
@@ -97,13 +97,13 @@ class Agents:
 
     async def enrol(
         self, scope: str, name: str, labels: dict[str, str], *, hours: int, actor: str
-    ) -> Enrolment:
+    ) -> AgentEnrolment:
         refuse([*name_problems(name, limit=NAME_LIMIT), *_label_problems(labels), *_hour_problems(hours)])
         identity = new_uuid(self._clock)
         token = self._new_token(identity)
         digest = token_digest(token)
 
-        def change(draft: Draft) -> Enrolment:
+        def change(draft: Draft) -> AgentEnrolment:
             self._workspaces.require(scope, at=draft)
             claim_unique(draft, AGENT, scope, NAME, name, identity)
             register(draft, AGENT, scope, identity)
@@ -111,20 +111,20 @@ class Agents:
             expires = draft.now_ns + hours * NS_PER_HOUR
             draft.put(AGENT_TOKEN, scope, identity, spec=AgentTokenSpec(digest=digest, expires_at_ns=expires))
             made = draft.put(AGENT, scope, identity, spec=AgentSpec(name=name, labels=labels))
-            return Enrolment(agent=made, token=token, expires_at_ns=expires)
+            return AgentEnrolment(agent=made, token=token, expires_at_ns=expires)
 
         async with self._workspaces.editing(scope):
             touches = [AGENT.key(scope, identity), AGENT_TOKEN.key(scope, identity)]
             done = await self._store.transact(change, actor=actor, action="agent.enrol", touches=touches)
         return done.value
 
-    async def reissue(self, scope: str, identity: str, *, hours: int, actor: str) -> Enrolment:
+    async def reissue(self, scope: str, identity: str, *, hours: int, actor: str) -> AgentEnrolment:
         """Revoke everything that an agent can show, and make it a new registration token."""
         refuse(_hour_problems(hours))
         token = self._new_token(identity)
         digest = token_digest(token)
 
-        def change(draft: Draft) -> Enrolment:
+        def change(draft: Draft) -> AgentEnrolment:
             agent, before = draft.get(AGENT, scope, identity), draft.get(AGENT_TOKEN, scope, identity)
             if agent is None or before is None:
                 raise NotFound("agent not found")
@@ -133,9 +133,9 @@ class Agents:
             expires = draft.now_ns + hours * NS_PER_HOUR
             draft.put(AGENT_TOKEN, scope, identity, spec=AgentTokenSpec(digest=digest, expires_at_ns=expires))
             machines.clear_alert(draft, agent)
-            return Enrolment(agent=agent, token=token, expires_at_ns=expires)
+            return AgentEnrolment(agent=agent, token=token, expires_at_ns=expires)
 
-        async def written(found: Agent) -> Enrolment:
+        async def written(found: Agent) -> AgentEnrolment:
             done = await self._store.transact(
                 change, actor=actor, action="agent.reissue_token", touches=machines.touches(found)
             )
@@ -215,7 +215,7 @@ class Agents:
             ],
         )
         plan = self._workspaces.plan(scope, cause=cause, subject=identity, actor=actor)
-        plan.puts.append(Put(kind=AGENT, name=identity, spec=spec, before=before))
+        plan.puts.append(PutObject(kind=AGENT, name=identity, spec=spec, before=before))
         if also is not None:
             plan.also.append(also)
         plan.also.append(

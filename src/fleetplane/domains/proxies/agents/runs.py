@@ -12,15 +12,15 @@ import msgspec
 
 from fleetplane.domains.proxies import wire
 from fleetplane.domains.proxies.agents.commands import ANSWER_SECONDS, REPEATABLE, STOP_SLACK_SECONDS
-from fleetplane.domains.proxies.agents.ports import AgentOrder, Verb
+from fleetplane.domains.proxies.agents.ports import AgentOrder, AgentVerb
 from fleetplane.domains.proxies.kinds.records import AGENT, Agent
 from fleetplane.domains.proxies.nginx.site import VALIDATES_TYPED
 from fleetplane.domains.proxies.rules.configuration import labels_of
 from fleetplane.fleet.runs import records
-from fleetplane.fleet.runs.channel import Issue, RunChannel, RunOrder
+from fleetplane.fleet.runs.channel import CommandIssue, RunChannel, RunOrder
 from fleetplane.fleet.runs.records import RunKind, RunSpec, RunStatus
 from fleetplane.fleet.runs.runs import Runs
-from fleetplane.fleet.runs.targets import Candidate, Skipped, Target, choose
+from fleetplane.fleet.runs.targets import RunTarget, Skipped, TargetCandidate, choose
 from fleetplane.fleet.selectors import Facts, facts_of
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.kernel.commands import Commands
@@ -40,11 +40,11 @@ class ProxyCommand(StrEnum):
 
 
 VERBS = {
-    ProxyCommand.RELOAD: Verb.RELOAD,
-    ProxyCommand.RESTART: Verb.RESTART,
-    ProxyCommand.STOP: Verb.STOP,
-    ProxyCommand.STATUS: Verb.STATUS,
-    ProxyCommand.TEST: Verb.VALIDATE,
+    ProxyCommand.RELOAD: AgentVerb.RELOAD,
+    ProxyCommand.RESTART: AgentVerb.RESTART,
+    ProxyCommand.STOP: AgentVerb.STOP,
+    ProxyCommand.STATUS: AgentVerb.STATUS,
+    ProxyCommand.TEST: AgentVerb.VALIDATE,
 }
 
 
@@ -76,15 +76,15 @@ class ProxyCall(msgspec.Struct, frozen=True, kw_only=True):
 class ProxyRunSpec(RunSpec, frozen=True):
     """As it is stored: no field may be renamed."""
 
-    target: Target
+    target: RunTarget
     call: ProxyCall
 
 
 PROXY_RUN: RunKind[ProxyRunSpec] = Kind("proxy-run", ProxyRunSpec, RunStatus)
 
 ProxyRun: TypeAlias = records.Run[ProxyRunSpec]
-ProxyOrder: TypeAlias = RunOrder[Target, ProxyCall]
-ProxyRuns: TypeAlias = Runs[ProxyRunSpec, Target, ProxyCall]
+ProxyOrder: TypeAlias = RunOrder[RunTarget, ProxyCall]
+ProxyRuns: TypeAlias = Runs[ProxyRunSpec, RunTarget, ProxyCall]
 
 
 def facts(agent: Agent) -> Facts:
@@ -101,7 +101,7 @@ class _Fleet:
     facts: dict[str, Callable[[], Facts]]
 
 
-class ProxyChannel(RunChannel[ProxyRunSpec, Target, ProxyCall]):
+class ProxyChannel(RunChannel[ProxyRunSpec, RunTarget, ProxyCall]):
     domain = "proxies"
     kind = PROXY_RUN
     nobody = "the agents that are meant are not connected, or there are none"
@@ -111,11 +111,13 @@ class ProxyChannel(RunChannel[ProxyRunSpec, Target, ProxyCall]):
         self._is_present = is_present
         self.ledger = ledger
 
-    def candidates(self, scope: str, target: Target) -> tuple[Sequence[Candidate], Sequence[Skipped]]:
+    def candidates(
+        self, scope: str, target: RunTarget
+    ) -> tuple[Sequence[TargetCandidate], Sequence[Skipped]]:
         fleet = self._fleet(scope)
         named = tuple(name if name in fleet.facts else fleet.ids.get(name, name) for name in target.names)
         chosen, missing = choose(msgspec.structs.replace(target, names=named), fleet.facts)
-        return [Candidate(name=name) for name in chosen], missing
+        return [TargetCandidate(name=name) for name in chosen], missing
 
     def _fleet(self, scope: str) -> _Fleet:
         """The agents of this workspace; an agent of another workspace is reported as unknown."""
@@ -140,9 +142,9 @@ class ProxyChannel(RunChannel[ProxyRunSpec, Target, ProxyCall]):
         known = agent.status.capabilities if agent is not None and agent.status is not None else ()
         return VALIDATES_TYPED in known
 
-    def issue(self, order: ProxyOrder) -> Issue:
+    def issue(self, order: ProxyOrder) -> CommandIssue:
         verb = VERBS[order.call.command]
-        return Issue(
+        return CommandIssue(
             verb=verb,
             payload=_command(order.call).SerializeToString(),
             run_for_seconds=order.policy.deadline_seconds,

@@ -18,7 +18,7 @@ from fleetplane.domains.proxies.agents import events as agent_events
 from fleetplane.domains.proxies.agents import machines
 from fleetplane.domains.proxies.agents.commands import AgentCommander
 from fleetplane.domains.proxies.agents.controller import AgentController, AgentPolicy
-from fleetplane.domains.proxies.agents.identity import Certified, Door
+from fleetplane.domains.proxies.agents.identity import AgentAuthenticator, Certified
 from fleetplane.domains.proxies.agents.intake import Intake
 from fleetplane.domains.proxies.agents.live import (
     DELETED,
@@ -27,14 +27,14 @@ from fleetplane.domains.proxies.agents.live import (
     AgentPresences,
     LiveAgent,
 )
-from fleetplane.domains.proxies.agents.machines import Approach, Machines, Verdict
-from fleetplane.domains.proxies.agents.records import Registered, Roster, actor
+from fleetplane.domains.proxies.agents.machines import Approach, Machines, MachineVerdict
+from fleetplane.domains.proxies.agents.records import AgentRoster, RegisteredAgent, actor
 from fleetplane.domains.proxies.agents.registry import token_digest
 from fleetplane.domains.proxies.kinds.records import Agent
 from fleetplane.domains.proxies.rules import alerts
-from fleetplane.domains.proxies.rules.deployment import Serving
+from fleetplane.domains.proxies.rules.deployment import ServedVersion
 from fleetplane.domains.proxies.serving.workspaces import Workspaces
-from fleetplane.fleet.streams.host import STUCK, Ending, Entrance, StreamPolicy
+from fleetplane.fleet.streams.host import STUCK, Entrance, StreamEnding, StreamPolicy
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import (
@@ -80,9 +80,9 @@ class AgentStreams:
     def __init__(
         self,
         *,
-        roster: Roster,
+        roster: AgentRoster,
         machines: Machines,
-        door: Door,
+        door: AgentAuthenticator,
         presences: AgentPresences,
         controller: AgentController,
         commander: AgentCommander,
@@ -197,7 +197,7 @@ class AgentStreams:
             heartbeat_seconds=float(self._policy.heartbeat_seconds),
             now_ns=self._clock.now_ns(),
         )
-        return found is Verdict.CONTENDS
+        return found is MachineVerdict.CONTENDS
 
     def _welcome(self, agent: Agent) -> pb.MasterMessage:
         return self._message(
@@ -210,7 +210,7 @@ class AgentStreams:
             )
         )
 
-    async def _register(self, agent: Agent, said: wire.Introduction, approach: Approach) -> Registered:
+    async def _register(self, agent: Agent, said: wire.Introduction, approach: Approach) -> RegisteredAgent:
         """Write down who came; raises for a machine that contends with another one for being the agent."""
         heartbeat = float(self._policy.heartbeat_seconds)
         if not self._policy.reported_labels:
@@ -290,7 +290,9 @@ class AgentStreams:
         agent, now_ns = live.record, self._clock.now_ns()
         live.health = wire.health(report)
         was_down, live.nginx_down = live.nginx_down, live.health.nginx_status == "stopped"
-        live.serving = Serving(version=report.config_version, checksum=report.config_checksum, at_ns=now_ns)
+        live.serving = ServedVersion(
+            version=report.config_version, checksum=report.config_checksum, at_ns=now_ns
+        )
         live.observed = wire.observed(report)
         await self._roster.note_observed(live, live.observed)
         await self._roster.note_served(live, live.serving)
@@ -331,7 +333,7 @@ class AgentStreams:
         """Nothing is settled here: the agent may answer its commands on the next stream."""
         self._controller.look_at(live.agent)
 
-    def ending(self, live: LiveAgent, reason: str, error: Exception | None) -> Ending[pb.MasterMessage]:
+    def ending(self, live: LiveAgent, reason: str, error: Exception | None) -> StreamEnding[pb.MasterMessage]:
         if error is not None:
             return self._broken(live, error)
         match reason:
@@ -342,14 +344,14 @@ class AgentStreams:
             case _ if reason == REVOKED:
                 return self._told(UNAUTHENTICATED, Unauthenticated("the agent's credential was revoked"))
             case _ if reason == TIMED_OUT:
-                return Ending(error=Unavailable("nothing was heard for too long"))
+                return StreamEnding(error=Unavailable("nothing was heard for too long"))
             case _ if reason == STUCK:
-                return Ending(error=ResourceExhausted("what was sent is not being read"))
+                return StreamEnding(error=ResourceExhausted("what was sent is not being read"))
             case _ if reason == STOPPING:
-                return Ending(error=Unavailable("the server is shutting down"))
-        return Ending()
+                return StreamEnding(error=Unavailable("the server is shutting down"))
+        return StreamEnding()
 
-    def _broken(self, live: LiveAgent, error: Exception) -> Ending[pb.MasterMessage]:
+    def _broken(self, live: LiveAgent, error: Exception) -> StreamEnding[pb.MasterMessage]:
         """What was wrong with what the agent sent, or with us."""
         match error:
             case AgentIdMismatch():
@@ -359,11 +361,11 @@ class AgentStreams:
             case FleetplaneError() | FramingError():
                 return self._told(INVALID, error)
         log.error("proxies.stream_failed", agent=live.agent, exc_info=error)
-        return Ending(error=FleetplaneError("the message could not be dealt with"))
+        return StreamEnding(error=FleetplaneError("the message could not be dealt with"))
 
-    def _told(self, code: str, error: Exception) -> Ending[pb.MasterMessage]:
+    def _told(self, code: str, error: Exception) -> StreamEnding[pb.MasterMessage]:
         text = error.message if isinstance(error, FleetplaneError) else str(error)
-        return Ending(last=self._error(code, text), error=error)
+        return StreamEnding(last=self._error(code, text), error=error)
 
     def going_away(self, _live: LiveAgent) -> pb.MasterMessage:
         """The last message before the server stops."""

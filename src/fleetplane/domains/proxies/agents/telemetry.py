@@ -12,7 +12,13 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
-from fleetplane.domains.proxies.agents.ports import ErrorPage, ErrorQuery, LogPage, LogQuery, Traffic
+from fleetplane.domains.proxies.agents.ports import (
+    AgentLogQuery,
+    AgentTraffic,
+    ErrorLogPage,
+    ErrorQuery,
+    LogPage,
+)
 from fleetplane.domains.proxies.kinds.records import Agent
 from fleetplane.domains.proxies.traffic.fields import ACCESS
 from fleetplane.domains.proxies.traffic.lines import (
@@ -23,8 +29,8 @@ from fleetplane.domains.proxies.traffic.lines import (
     lines_of,
     moment_ns,
 )
-from fleetplane.domains.proxies.traffic.report import Report, placed, report, total
-from fleetplane.domains.proxies.traffic.summary import PLACES, AccessSummarizer, RequestTotals, Summary
+from fleetplane.domains.proxies.traffic.report import TrafficReport, placed, report, total
+from fleetplane.domains.proxies.traffic.summary import PLACES, AccessSummarizer, RequestTotals, TrafficSummary
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.kernel.errors import Unavailable
 from fleetplane.kernel.telemetry import LineQuery, Point, Sample, Telemetry
@@ -80,7 +86,9 @@ class AgentRecords:
 
     # For REST.
 
-    async def traffic(self, workspace: str, agents: Collection[str], *, from_ns: int, to_ns: int) -> Traffic:
+    async def traffic(
+        self, workspace: str, agents: Collection[str], *, from_ns: int, to_ns: int
+    ) -> AgentTraffic:
         async def by_agent(series: str) -> Mapping[str, float]:
             return await self._telemetry.growth(
                 workspace, series, from_ns=from_ns, to_ns=to_ns, sources=agents
@@ -101,7 +109,7 @@ class AgentRecords:
         unclassed = sum(grew for name, grew in (await by_agent(REQUESTS)).items() if name not in counting)
         connections = (await last(CONNECTIONS, 1)).values()
         requests = (await last(REQUESTS, 2)).values()
-        return Traffic(
+        return AgentTraffic(
             requests_total=answered + round(unclassed),
             requests_per_second=round(sum(_rate(samples) for samples in requests), 3),
             error_rate=classes["5xx"] / answered if answered else 0.0,
@@ -116,7 +124,7 @@ class AgentRecords:
 
     async def requests(
         self, workspace: str, *, from_ns: int, to_ns: int, step_seconds: int, host: str = "", source: str = ""
-    ) -> Report:
+    ) -> TrafficReport:
         found = await self._telemetry.summaries(
             workspace, ACCESS, from_ns=from_ns, to_ns=to_ns, step_seconds=step_seconds
         )
@@ -125,7 +133,7 @@ class AgentRecords:
 
     async def requests_total(
         self, workspace: str, *, from_ns: int, to_ns: int, step_seconds: int, host: str = "", source: str = ""
-    ) -> Summary:
+    ) -> TrafficSummary:
         found = await self._telemetry.summaries(
             workspace, ACCESS, from_ns=from_ns, to_ns=to_ns, step_seconds=step_seconds
         )
@@ -142,7 +150,7 @@ class AgentRecords:
         source: str = "",
         location: str = "",
         upstream: str = "",
-    ) -> Report:
+    ) -> TrafficReport:
         found = await self._telemetry.summaries(
             workspace, PLACES, from_ns=from_ns, to_ns=to_ns, step_seconds=step_seconds
         )
@@ -156,7 +164,7 @@ class AgentRecords:
             upstream=upstream,
         )
 
-    async def access_log(self, workspace: str, query: LogQuery) -> LogPage:
+    async def access_log(self, workspace: str, query: AgentLogQuery) -> LogPage:
         page = await self._telemetry.lines(
             LineQuery(
                 scope=workspace,
@@ -176,7 +184,7 @@ class AgentRecords:
             entries=[access_entry(one) for one in page.lines], total=page.total, cursor=page.cursor
         )
 
-    async def error_log(self, workspace: str, query: ErrorQuery) -> ErrorPage:
+    async def error_log(self, workspace: str, query: ErrorQuery) -> ErrorLogPage:
         page = await self._telemetry.lines(
             LineQuery(
                 scope=workspace,
@@ -191,7 +199,7 @@ class AgentRecords:
             )
         )
         found = [error_entry(one) for one in page.lines]
-        return ErrorPage(entries=found, total=page.total, cursor=page.cursor)
+        return ErrorLogPage(entries=found, total=page.total, cursor=page.cursor)
 
 
 def _full() -> Unavailable:

@@ -92,7 +92,7 @@ class AuditNotes:
 
     # Reading.
 
-    async def detail(self, entry: audit.Entry) -> Detail | None:
+    async def detail(self, entry: audit.ChainEntry) -> Detail | None:
         """None for what no caller did."""
         for change in entry.changes:
             if change.operation == "secret.put" and change.name.startswith(_PREFIX):

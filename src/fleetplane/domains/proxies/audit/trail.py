@@ -121,7 +121,7 @@ class AuditTrail:
                 found.append(self._view(entry, subject, await self._notes.detail(entry)))
         return AuditPage(data=found, meta=AuditMeta(limit=query.limit, cursor=cursor))
 
-    async def _backwards(self, end: int, lowest: int) -> AsyncIterator[audit.Entry]:
+    async def _backwards(self, end: int, lowest: int) -> AsyncIterator[audit.ChainEntry]:
         """Entries from `end` down to, and without, `lowest`."""
         while end > lowest:
             start = max(lowest, end - WINDOW)
@@ -129,7 +129,7 @@ class AuditTrail:
                 yield entry
             end = start
 
-    async def _window(self, start: int, end: int) -> list[audit.Entry]:
+    async def _window(self, start: int, end: int) -> list[audit.ChainEntry]:
         """Entries after `start`, up to and including `end`."""
         entries = []
         async with aclosing(self._store.audit(after=start)) as rows:
@@ -139,7 +139,9 @@ class AuditTrail:
                 entries.append(audit.read(row))
         return entries
 
-    def _view(self, entry: audit.Entry, subject: audit.Change, detail: Detail | None) -> AuditView:
+    def _view(
+        self, entry: audit.ChainEntry, subject: audit.AuditedChange, detail: Detail | None
+    ) -> AuditView:
         name, _, about = entry.actor.partition("?")
         kind, _, identity = name.partition("/")
         said = parse_qs(about)
@@ -161,7 +163,7 @@ class AuditTrail:
         )
 
 
-def _subject_asked_for(entry: audit.Entry, query: AuditQuery) -> audit.Change | None:
+def _subject_asked_for(entry: audit.ChainEntry, query: AuditQuery) -> audit.AuditedChange | None:
     """What an entry that is asked for was done to; None for all others."""
     if entry.at_ns < query.from_ns or (query.to_ns is not None and entry.at_ns >= query.to_ns):
         return None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from fleetplane.cli.output import Cell, Format, Table, emit, format_option
+from fleetplane.cli.output import Cell, Format, PrintedTable, emit, format_option
 from fleetplane.domains.proxies.cli.observing import agent_named
 from fleetplane.domains.proxies.cli.proxies import PAGE, PREFIX, client, proxy_options
 from fleetplane.kernel.errors import FailedPrecondition, InvalidArgument
@@ -118,7 +118,9 @@ def _tell(made: Imported, config: Path, output: Format) -> None:
         for line in made.report
     ]
     told = [msgspec.to_builtins(line) for line in made.report]
-    emit(output, told, Table(columns=("WHERE", "DIRECTIVE", "OUTCOME", "WHY"), rows=rows, empty="empty"))
+    emit(
+        output, told, PrintedTable(columns=("WHERE", "DIRECTIVE", "OUTCOME", "WHY"), rows=rows, empty="empty")
+    )
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -167,7 +169,7 @@ def _shown(
 ) -> tuple[Imported, Path]:
     from fleetplane.domains.proxies.importing.conversion import convert
     from fleetplane.domains.proxies.importing.reading import read_shown
-    from fleetplane.domains.proxies.importing.report import Line, Outcome
+    from fleetplane.domains.proxies.importing.report import ImportLine, StatementOutcome
 
     found = agent_named(server, workspace, agent)
     told = server.call("GET", f"{PREFIX}/agents/{found['id']}/observed")
@@ -175,11 +177,11 @@ def _shown(
     made = convert(read_shown(config, {one["path"]: one["text"] for one in told["files"]}), addresses)
     for problem in told["problems"]:
         made.report.append(
-            Line(
+            ImportLine(
                 file=str(config),
                 line=0,
                 text=problem,
-                outcome=Outcome.REFUSED,
+                outcome=StatementOutcome.REFUSED,
                 why="the agent does not show it",
             )
         )
@@ -202,14 +204,16 @@ def _in_workspace(
 
 
 def _note_missing(made: Imported, placed: Mapping[str, str]) -> None:
-    from fleetplane.domains.proxies.importing.report import Line, Outcome
+    from fleetplane.domains.proxies.importing.report import ImportLine, StatementOutcome
 
     for one in made.certificates:
         if one.id not in placed:
             name = one.domain or "its host"
             why = f"import it with its key for {name}, or give --certificate {one.certificate}=ID"
             text = f"ssl_certificate {one.certificate}"
-            made.report.append(Line(file="", line=0, text=text, outcome=Outcome.MISSING, why=why))
+            made.report.append(
+                ImportLine(file="", line=0, text=text, outcome=StatementOutcome.MISSING, why=why)
+            )
 
 
 def _sent(

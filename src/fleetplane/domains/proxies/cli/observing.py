@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fleetplane.cli.output import Cell, Format, Table, emit, format_option
+from fleetplane.cli.output import Cell, Format, PrintedTable, emit, format_option
 from fleetplane.domains.proxies.cli.proxies import PREFIX, agents_of, client, proxy_options
 from fleetplane.kernel.errors import FailedPrecondition, NotFound
 
@@ -75,7 +75,11 @@ def observed(
             *((("last failure", summary["error"]),) if summary["error"] else ()),
         )
     ]
-    emit(output, {**summary, "files": paths}, Table(columns=("WHAT", "VALUE"), rows=rows, empty="nothing"))
+    emit(
+        output,
+        {**summary, "files": paths},
+        PrintedTable(columns=("WHAT", "VALUE"), rows=rows, empty="nothing"),
+    )
 
 
 def _words(value: object) -> str:
@@ -99,7 +103,7 @@ def take_over(agent: str, only_plan: bool, yes: bool, output: Format, workspace:
         plan = server.call("GET", path)
         rows = [[Cell(text=what), Cell(text=value)] for what, value in _plan_rows(plan)]
         if only_plan or output is Format.TABLE:
-            emit(output, plan, Table(columns=("WHAT", "VALUE"), rows=rows, empty="nothing"))
+            emit(output, plan, PrintedTable(columns=("WHAT", "VALUE"), rows=rows, empty="nothing"))
         if only_plan:
             return
         if not plan["valid"]:

@@ -10,8 +10,8 @@ import click
 
 from fleetplane import environment
 from fleetplane.cli.clients.rest_client import connect, rest_options
-from fleetplane.cli.lazy import Entry, LazyGroup
-from fleetplane.cli.output import Cell, Format, Table, emit, format_option
+from fleetplane.cli.lazy import LazyEntry, LazyGroup
+from fleetplane.cli.output import Cell, Format, PrintedTable, emit, format_option
 from fleetplane.client.places import Place, completed, context_of
 
 if TYPE_CHECKING:
@@ -70,34 +70,34 @@ def agents_of(server: RestClient, workspace: str, **query: str) -> list[dict[str
     return found
 
 
-class Verbs(LazyGroup):
-    entries: ClassVar[Mapping[str, Entry]] = {
-        "import": Entry(
+class ProxyVerbs(LazyGroup):
+    entries: ClassVar[Mapping[str, LazyEntry]] = {
+        "import": LazyEntry(
             target="fleetplane.domains.proxies.cli.importing:import_config",
             help="Bring an existing NGINX configuration in.",
         ),
-        "rendered": Entry(
+        "rendered": LazyEntry(
             target="fleetplane.domains.proxies.cli.rendered:rendered",
             help="Show or compare the NGINX text of a version.",
         ),
-        "observed": Entry(
+        "observed": LazyEntry(
             target="fleetplane.domains.proxies.cli.observing:observed",
             help="Show the NGINX that an agent observes.",
         ),
-        "take-over": Entry(
+        "take-over": LazyEntry(
             target="fleetplane.domains.proxies.cli.observing:take_over",
             help="Take over the NGINX that an agent observes.",
         ),
-        "give-back": Entry(
+        "give-back": LazyEntry(
             target="fleetplane.domains.proxies.cli.observing:give_back",
             help="Give an NGINX back that was taken over.",
         ),
-        "traffic": Entry(
+        "traffic": LazyEntry(
             target="fleetplane.domains.proxies.cli.traffic:traffic",
             help="What requests came to, by virtual host.",
         ),
     } | {
-        name: Entry(target=f"fleetplane.domains.proxies.cli.runs:{name}", help=words)
+        name: LazyEntry(target=f"fleetplane.domains.proxies.cli.runs:{name}", help=words)
         for name, words in (
             ("run", "Command the NGINX of many agents, in waves."),
             ("runs", "Runs so far, or one in detail."),
@@ -108,7 +108,7 @@ class Verbs(LazyGroup):
     }
 
 
-@click.group(cls=Verbs)
+@click.group(cls=ProxyVerbs)
 def proxies() -> None:
     """NGINX fleets: agents, and commands on many of them.
 
@@ -138,5 +138,7 @@ def agents(selector: str, state: str, output: Format, workspace: str, **where: A
         for one in found
     ]
     emit(
-        output, found, Table(columns=("ID", "NAME", "STATE", "LABELS", "SEEN"), rows=rows, empty="no agents")
+        output,
+        found,
+        PrintedTable(columns=("ID", "NAME", "STATE", "LABELS", "SEEN"), rows=rows, empty="no agents"),
     )

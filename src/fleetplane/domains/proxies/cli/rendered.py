@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from fleetplane.cli.output import Format, Table, emit, format_option
+from fleetplane.cli.output import Format, PrintedTable, emit, format_option
 from fleetplane.domains.proxies.cli.observing import agent_named
 from fleetplane.domains.proxies.cli.proxies import PREFIX, client, proxy_options
 
@@ -42,7 +42,7 @@ def rendered(
         one = agent_named(server, workspace, agent)
         told = server.call("GET", f"{PREFIX}/agents/{one['id']}/configs/{version}/rendered", query=asked)
     if output is not Format.TABLE:
-        emit(output, told, Table(columns=(), rows=[], empty=""))
+        emit(output, told, PrintedTable(columns=(), rows=[], empty=""))
         return
     for name, text in told["files"].items():
         if len(told["files"]) > 1 and against is None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from fleetplane.cli.output import Cell, Format, Table, emit, format_option
+from fleetplane.cli.output import Cell, Format, PrintedTable, emit, format_option
 from fleetplane.domains.proxies.cli.proxies import PREFIX, client, proxy_options
 from fleetplane.kernel.errors import InvalidArgument
 
@@ -97,10 +97,10 @@ def _moment(seconds: int) -> str:
     return past.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _rows(told: dict[str, Any], by: str) -> Table:
+def _rows(told: dict[str, Any], by: str) -> PrintedTable:
     rows = [_row("all", told["total"], before=str(told["day_before"]["requests"]))]
     rows += [_row(name, said) for name, said in _grouped(told, by)]
-    return Table(columns=(by.upper(), *_COLUMNS), rows=rows, empty="no requests")
+    return PrintedTable(columns=(by.upper(), *_COLUMNS), rows=rows, empty="no requests")
 
 
 def _grouped(told: dict[str, Any], by: str) -> list[tuple[str, dict[str, Any]]]:
@@ -136,10 +136,10 @@ def _row(name: str, said: dict[str, Any], before: str = "") -> list[Cell]:
     ]
 
 
-def _frequent(told: dict[str, Any]) -> Table:
+def _frequent(told: dict[str, Any]) -> PrintedTable:
     rows = [
         [Cell(text=kind), Cell(text=one["value"]), Cell(text=str(one["requests"]))]
         for kind, many in told["top"].items()
         for one in many["values"]
     ]
-    return Table(columns=("KIND", "VALUE", "REQUESTS"), rows=rows, empty="no requests")
+    return PrintedTable(columns=("KIND", "VALUE", "REQUESTS"), rows=rows, empty="no requests")

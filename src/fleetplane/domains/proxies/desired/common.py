@@ -21,7 +21,7 @@ from fleetplane.domains.proxies.serving.hosts import Hosts
 from fleetplane.domains.proxies.serving.streams import Streams
 from fleetplane.domains.proxies.serving.workspaces import WorkspaceBatch, Workspaces
 from fleetplane.domains.proxies.tenancy.organizations import SLUG
-from fleetplane.fleet.resources.declaration import Reading, WriteCall
+from fleetplane.fleet.resources.declaration import ViewReader, WriteCall
 from fleetplane.kernel.errors import InvalidArgument, NotFound, PermissionDenied
 from fleetplane.kernel.resources import AnyResource
 from fleetplane.kernel.store import Draft
@@ -106,13 +106,13 @@ def raw_right(call: WriteCall) -> RawRight:
     return decide
 
 
-def certificates_called(reading: Reading, scope: str, domain: str) -> list[str]:
+def certificates_called(reading: ViewReader, scope: str, domain: str) -> list[str]:
     """The ids of a workspace's certificates of a domain: each provider may have issued one."""
     wanted = domain.lower()
     return [one.name for one in reading.list(CERTIFICATE, scope) if one.spec.domain.lower() == wanted]
 
 
-def reloads(before: AnyResource | None, after: AnyResource | None, reading: Reading) -> Sequence[str]:
+def reloads(before: AnyResource | None, after: AnyResource | None, reading: ViewReader) -> Sequence[str]:
     """How many NGINX reload."""
     changed = after or before
     assert changed is not None

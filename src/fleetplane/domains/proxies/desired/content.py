@@ -44,10 +44,10 @@ from fleetplane.fleet.resources.common import NoStatus
 from fleetplane.fleet.resources.declaration import (
     Column,
     PublicResource,
-    Reading,
+    ResourceShape,
+    ResourceView,
     Secret,
-    Shape,
-    View,
+    ViewReader,
     Writable,
     WriteCall,
 )
@@ -59,31 +59,31 @@ _NAME = "name"
 # Access lists.
 
 
-class AccessListRuleView(Shape, frozen=True, forbid_unknown_fields=True):
+class AccessListRuleView(ResourceShape, frozen=True, forbid_unknown_fields=True):
     action: str
     """`allow` or `deny`."""
     network: str
     """An address, a network, or `all`."""
 
 
-class AccessListUserView(Shape, frozen=True, forbid_unknown_fields=True):
+class AccessListUserView(ResourceShape, frozen=True, forbid_unknown_fields=True):
     name: str
     password: Secret = Secret(set=False)
     """Set through the proxies' own API, never here."""
 
 
-class AccessListSpecView(Shape, frozen=True, forbid_unknown_fields=True):
+class AccessListSpecView(ResourceShape, frozen=True, forbid_unknown_fields=True):
     rules: tuple[AccessListRuleView, ...] = ()
     banned: tuple[str, ...] = ()
     """Networks that are refused whatever the rules say."""
     users: tuple[AccessListUserView, ...] = ()
 
 
-def list_view(found: AccessList, _reading: Reading) -> View[AccessListSpecView, NoStatus]:
+def list_view(found: AccessList, _reading: ViewReader) -> ResourceView[AccessListSpecView, NoStatus]:
     """What is shown of a list; of its users' passwords, whether there are any."""
     spec = found.spec
     barred = set(locked_users(Access(users=spec.users)))
-    return View(
+    return ResourceView(
         spec=AccessListSpecView(
             rules=tuple(AccessListRuleView(action=one.action, network=one.network) for one in spec.rules),
             banned=spec.banned,
@@ -136,7 +136,7 @@ def delete_list(call: WriteCall) -> None:
     domain.access_lists.delete_in(batch_of(call), call.stored)
 
 
-def list_warnings(made: AccessList, _reading: Reading) -> Sequence[str]:
+def list_warnings(made: AccessList, _reading: ViewReader) -> Sequence[str]:
     """Users that nobody can log in as yet."""
     return [
         f"user {name!r} has no password and is refused: PATCH /v1/access-lists/{made.name}"
@@ -217,7 +217,7 @@ def delete_certificate(call: WriteCall) -> None:
     domain.certificates.delete_in(batch_of(call), call.stored)
 
 
-def certificate_warnings(made: Certificate, _reading: Reading) -> Sequence[str]:
+def certificate_warnings(made: Certificate, _reading: ViewReader) -> Sequence[str]:
     """A certificate that nobody but its owner can bring."""
     if made.spec.provider != IMPORTED or (made.status is not None and made.status.fingerprint):
         return ()
@@ -239,16 +239,18 @@ CERTIFICATE_WRITER = Writable(
 # Settings.
 
 
-class WorkspaceSettingsSpecView(Shape, frozen=True, forbid_unknown_fields=True):
+class WorkspaceSettingsSpecView(ResourceShape, frozen=True, forbid_unknown_fields=True):
     nginx_directives: dict[str, str] = msgspec.field(default_factory=dict)
     env_vars: dict[str, str | Secret] = msgspec.field(default_factory=dict)
     """Values are written, and never shown. One that is not named stays; `{"set": false}` takes it away."""
 
 
-def settings_view(found: WorkspaceSettings, _reading: Reading) -> View[WorkspaceSettingsSpecView, NoStatus]:
+def settings_view(
+    found: WorkspaceSettings, _reading: ViewReader
+) -> ResourceView[WorkspaceSettingsSpecView, NoStatus]:
     """What is shown of a workspace's settings; of its variables, their names."""
     shown = without_secrets(found.spec)
-    return View(
+    return ResourceView(
         spec=WorkspaceSettingsSpecView(
             nginx_directives=shown.nginx_directives,
             env_vars={name: Secret(set=True) for name in found.spec.env_vars},

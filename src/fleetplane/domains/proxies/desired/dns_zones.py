@@ -6,18 +6,25 @@ from fleetplane.domains.proxies import access
 from fleetplane.domains.proxies.kinds.records import DNS_ZONE, DnsZone
 from fleetplane.domains.proxies.resources.places import place
 from fleetplane.fleet.resources.common import NoStatus
-from fleetplane.fleet.resources.declaration import Column, PublicResource, Reading, Secret, Shape, View
+from fleetplane.fleet.resources.declaration import (
+    Column,
+    PublicResource,
+    ResourceShape,
+    ResourceView,
+    Secret,
+    ViewReader,
+)
 
 
-class DnsZoneSpecView(Shape, frozen=True, forbid_unknown_fields=True):
+class DnsZoneSpecView(ResourceShape, frozen=True, forbid_unknown_fields=True):
     provider: str
     credentials: Secret = Secret(set=True)
     """Set through the proxies' own API, never here."""
 
 
-def zone_view(found: DnsZone, _reading: Reading) -> View[DnsZoneSpecView, NoStatus]:
+def zone_view(found: DnsZone, _reading: ViewReader) -> ResourceView[DnsZoneSpecView, NoStatus]:
     """What is shown of a zone: not its credentials."""
-    return View(spec=DnsZoneSpecView(provider=found.spec.provider), status=None)
+    return ResourceView(spec=DnsZoneSpecView(provider=found.spec.provider), status=None)
 
 
 DNS_ZONES = PublicResource(

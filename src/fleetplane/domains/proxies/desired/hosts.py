@@ -37,7 +37,7 @@ from fleetplane.domains.proxies.kinds.unique import refuse
 from fleetplane.domains.proxies.resources.places import MIRROR
 from fleetplane.domains.proxies.serving.hosts import WantedHost
 from fleetplane.fleet.masking import masked_values, with_known_secrets
-from fleetplane.fleet.resources.declaration import Reading, Writable, WriteCall
+from fleetplane.fleet.resources.declaration import ViewReader, Writable, WriteCall
 from fleetplane.kernel.errors import Conflict, InvalidArgument
 from fleetplane.kernel.resources import AnyKind
 from fleetplane.kernel.store import Draft
@@ -135,7 +135,7 @@ def _identities(scope: str, draft: Draft) -> Mapping[str, Callable[[str], str]]:
     }
 
 
-def host_warnings(made: VirtualHost, _reading: Reading) -> Sequence[str]:
+def host_warnings(made: VirtualHost, _reading: ViewReader) -> Sequence[str]:
     """Users that nobody can log in as yet."""
     groups = (made.spec.access, *(one.access for one in made.spec.locations))
     return [

@@ -26,9 +26,9 @@ from fleetplane.fleet.resources.common import NoStatus
 from fleetplane.fleet.resources.declaration import (
     Column,
     PublicResource,
-    Reading,
-    Shape,
-    View,
+    ResourceShape,
+    ResourceView,
+    ViewReader,
     Writable,
     WriteCall,
 )
@@ -38,14 +38,16 @@ from fleetplane.kernel.store import Draft
 # Organisations.
 
 
-class OrganizationSpecView(Shape, frozen=True, forbid_unknown_fields=True):
+class OrganizationSpecView(ResourceShape, frozen=True, forbid_unknown_fields=True):
     display_name: str = ""
     """Its slug, unless it is called something else."""
 
 
-def organization_view(found: Organization, _reading: Reading) -> View[OrganizationSpecView, NoStatus]:
+def organization_view(
+    found: Organization, _reading: ViewReader
+) -> ResourceView[OrganizationSpecView, NoStatus]:
     """What is shown of an organisation."""
-    return View(spec=OrganizationSpecView(display_name=found.spec.name), status=None)
+    return ResourceView(spec=OrganizationSpecView(display_name=found.spec.name), status=None)
 
 
 def find_organization(_domain: object, draft: Draft, scope: str, name: str) -> Organization | None:

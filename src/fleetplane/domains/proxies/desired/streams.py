@@ -12,8 +12,8 @@ from fleetplane.fleet.resources.common import NoStatus
 from fleetplane.fleet.resources.declaration import (
     Column,
     PublicResource,
-    Reading,
-    View,
+    ResourceView,
+    ViewReader,
     Writable,
     WriteCall,
 )
@@ -22,9 +22,9 @@ from fleetplane.kernel.store import Draft
 _NAME = "name"
 
 
-def stream_view(stream: Stream, reading: Reading) -> View[Any, NoStatus]:
+def stream_view(stream: Stream, reading: ViewReader) -> ResourceView[Any, NoStatus]:
     """What is shown of a stream."""
-    return View(spec=MIRROR.shown(stream.spec, references(stream.scope, reading)), status=None)
+    return ResourceView(spec=MIRROR.shown(stream.spec, references(stream.scope, reading)), status=None)
 
 
 def find_stream(_domain: object, draft: Draft, scope: str, name: str) -> Stream | None:

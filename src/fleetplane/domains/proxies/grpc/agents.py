@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 from fleetplane.domains.proxies.agents.controller import AgentController
-from fleetplane.domains.proxies.agents.identity import Door
+from fleetplane.domains.proxies.agents.identity import AgentAuthenticator
 from fleetplane.domains.proxies.agents.intake import Intake
 from fleetplane.domains.proxies.agents.live import AgentPresences, LiveAgent
 from fleetplane.domains.proxies.agents.machines import Machines
-from fleetplane.domains.proxies.agents.records import Roster, actor
+from fleetplane.domains.proxies.agents.records import AgentRoster, actor
 from fleetplane.domains.proxies.agents.stream import AgentStreams, bearer
 from fleetplane.domains.proxies.kinds.records import Agent
 from fleetplane.fleet.streams.host import StreamHost
@@ -31,9 +31,9 @@ class AgentService:
         *,
         streams: AgentStreams,
         host: StreamHost[pb.AgentMessage, pb.MasterMessage, LiveAgent],
-        roster: Roster,
+        roster: AgentRoster,
         machines: Machines,
-        door: Door,
+        door: AgentAuthenticator,
         presences: AgentPresences,
         controller: AgentController,
         intake: Intake,

@@ -8,14 +8,14 @@ from fleetplane.domains.proxies.agents import machines
 from fleetplane.domains.proxies.agents.identity import ROLE, URI_AGENT
 from fleetplane.domains.proxies.agents.live import AgentPresences
 from fleetplane.domains.proxies.agents.machines import CERTIFICATE_DAYS, Approach, Machines
-from fleetplane.domains.proxies.agents.records import Roster, actor
+from fleetplane.domains.proxies.agents.records import AgentRoster, actor
 from fleetplane.domains.proxies.agents.registry import token_digest
 from fleetplane.domains.proxies.kinds.records import Agent
 from fleetplane.domains.proxies.wire import check_text
 from fleetplane.gen.fleetplane.proxies.v1 import identity_pb2 as pb
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FailedPrecondition
-from fleetplane.kernel.identity import Authority, Issued, LeafProfile, LeafUsage
+from fleetplane.kernel.identity import Authority, IssuedCertificate, LeafProfile, LeafUsage
 from fleetplane.kernel.identity.authority import URI_ROLE, PublicKey
 from fleetplane.kernel.identity.proof import proven_key
 from fleetplane.kernel.identity.revocation import Revocations
@@ -29,7 +29,7 @@ class AgentIdentityService:
     def __init__(
         self,
         *,
-        roster: Roster,
+        roster: AgentRoster,
         machines: Machines,
         presences: AgentPresences,
         authority: Authority | None,
@@ -109,7 +109,7 @@ class AgentIdentityService:
             serial = int(held, 16) if held else None
             self._revocations.check(serial=serial, principal=actor(agent.name))
 
-    def _issue(self, agent: Agent, key: PublicKey) -> Issued:
+    def _issue(self, agent: Agent, key: PublicKey) -> IssuedCertificate:
         assert self._authority is not None
         profile = LeafProfile(
             usage=LeafUsage.CLIENT,
@@ -120,11 +120,11 @@ class AgentIdentityService:
         return self._authority.issue_leaf(key, profile)
 
 
-def _ns(issued: Issued) -> int:
+def _ns(issued: IssuedCertificate) -> int:
     return round(issued.not_after.timestamp()) * 1_000_000_000
 
 
-def _identity(agent: Agent, issued: Issued) -> pb.Identity:
+def _identity(agent: Agent, issued: IssuedCertificate) -> pb.Identity:
     made = pb.Identity(agent_id=agent.name, certificate_pem=issued.certificate_pem.decode())
     made.expires_at.FromSeconds(round(issued.not_after.timestamp()))
     return made

@@ -6,14 +6,14 @@ import re
 from typing import Any
 
 from fleetplane.domains.proxies.importing.reading import Statement
-from fleetplane.domains.proxies.importing.report import Imported, Outcome, seconds
+from fleetplane.domains.proxies.importing.report import Imported, StatementOutcome, seconds
 
 
 def group(one: Statement, made: Imported, *, identity: str) -> dict[str, Any] | None:
     """Add a group of servers to an import; None if it has no server that was understood."""
     algorithms = {"least_conn": "least_connections", "ip_hash": "ip_hash"}
     found: dict[str, Any] = {"id": identity, "name": _unique(one.arguments[0], made), "servers": []}
-    made.note(one, Outcome.UNDERSTOOD)
+    made.note(one, StatementOutcome.UNDERSTOOD)
     for inner in one.block or ():
         if inner.name == "server" and ":" in inner.arguments[0] and "unix:" not in inner.arguments[0]:
             found["servers"].append(server_of(inner))
@@ -28,12 +28,12 @@ def group(one: Statement, made: Imported, *, identity: str) -> dict[str, Any] | 
         elif inner.name == "hash" and inner.arguments[:1] in (("$remote_addr",), ("$binary_remote_addr",)):
             found["balancing"] = {"method": "hash", "key": "address"}
         elif inner.name == "zone":
-            made.note(inner, Outcome.AGENT)
+            made.note(inner, StatementOutcome.AGENT)
             continue
         else:
-            made.note(inner, Outcome.REFUSED, "an upstream has no typed form for it")
+            made.note(inner, StatementOutcome.REFUSED, "an upstream has no typed form for it")
             continue
-        made.note(inner, Outcome.UNDERSTOOD)
+        made.note(inner, StatementOutcome.UNDERSTOOD)
     if not found["servers"]:
         return None
     made.upstreams.append(found)

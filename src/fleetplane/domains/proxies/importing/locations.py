@@ -15,12 +15,12 @@ from fleetplane.domains.proxies.importing.reading import Statement
 from fleetplane.domains.proxies.importing.report import (
     LEFT_TO_AGENT,
     Imported,
-    Outcome,
+    StatementOutcome,
     bytes_of,
     keep_raw,
     seconds,
 )
-from fleetplane.domains.proxies.nginx.table import Context
+from fleetplane.domains.proxies.nginx.table import DirectiveContext
 from fleetplane.domains.proxies.rules.typed.texts import target_fault, template_fault
 
 _DEFAULT_HEADERS: Final = {
@@ -55,11 +55,11 @@ def responding(one: Statement, made: Imported) -> dict[str, Any]:
     status, text = int(code), " ".join(rest)
     if status in (301, 302, 303, 307, 308):
         if fault := target_fault(text):
-            made.note(one, Outcome.REFUSED, fault)
+            made.note(one, StatementOutcome.REFUSED, fault)
             return {"respond": {"status": CLOSED}}
         return {"respond": {"status": status, "to": text}}
     if "$" in text or not 200 <= status <= 599:
-        made.note(one, Outcome.REFUSED, "an answer with variables, or that closes the connection")
+        made.note(one, StatementOutcome.REFUSED, "an answer with variables, or that closes the connection")
         return {"respond": {"status": CLOSED}}
     return {"respond": {"status": status, "content_type": "text/plain", **({"body": text} if text else {})}}
 
@@ -82,7 +82,7 @@ def _inherited(levels: Sequence[Sequence[Statement]], said: set[str]) -> Iterato
             yield from many
 
 
-class Location:
+class ImportedLocation:
     def __init__(self, one: Statement, levels: Sequence[Sequence[Statement]], made: Imported) -> None:
         """`levels` are what stands around it, from the outermost on."""
         self._one = one
@@ -96,7 +96,7 @@ class Location:
         self._refused = ""
 
     def convert(self) -> dict[str, Any]:
-        self._made.note(self._one, Outcome.UNDERSTOOD)
+        self._made.note(self._one, StatementOutcome.UNDERSTOOD)
         for one in self._inherited:
             self._statement(one, silent=True)
         for one in self._own:
@@ -104,7 +104,9 @@ class Location:
         path = " ".join(self._one.arguments)
         self._settle()
         if self._refused:
-            self._made.note(self._one, Outcome.REFUSED, f"{self._refused}; it answers {CLOSED} instead")
+            self._made.note(
+                self._one, StatementOutcome.REFUSED, f"{self._refused}; it answers {CLOSED} instead"
+            )
             return closed({"path": path})
         made = {"path": path, **self._serving}
         if self._content:
@@ -133,13 +135,13 @@ class Location:
         if outcome is None:
             if silent:
                 return
-            kept = keep_raw(one, self._raw, {Context.LOCATION}, self._made)
-            if kept is Outcome.REFUSED and guards(one):
+            kept = keep_raw(one, self._raw, {DirectiveContext.LOCATION}, self._made)
+            if kept is StatementOutcome.REFUSED and guards(one):
                 self._refused = self._refused or f"{one.name} may keep strangers away"
-        elif not silent or outcome is Outcome.REFUSED:
+        elif not silent or outcome is StatementOutcome.REFUSED:
             self._made.note(one, outcome, why)
 
-    def _taken(self, one: Statement) -> tuple[Outcome | None, str]:  # one table
+    def _taken(self, one: Statement) -> tuple[StatementOutcome | None, str]:  # one table
         name, arguments = one.name, one.arguments
         try:
             match name:
@@ -163,7 +165,7 @@ class Location:
                     rule = {"action": "add", "name": arguments[0], "value": arguments[1]}
                     self._content.setdefault("headers", []).append(rule)
                     if "always" not in arguments:
-                        return Outcome.UNDERSTOOD, "on errors, too"
+                        return StatementOutcome.UNDERSTOOD, "on errors, too"
                 case "proxy_set_header":
                     return self._request_header(arguments[0], arguments[1] if len(arguments) > 1 else "")
                 case "proxy_hide_header":
@@ -171,65 +173,65 @@ class Location:
                     self._content.setdefault("headers", []).append(rule)
                 case "auth_basic" | "auth_basic_user_file":
                     if arguments == ("off",):
-                        return Outcome.UNDERSTOOD, ""
+                        return StatementOutcome.UNDERSTOOD, ""
                     self._refused = "users with passwords are not imported: make an access list, and name it"
-                    return Outcome.REFUSED, self._refused
+                    return StatementOutcome.REFUSED, self._refused
                 case _ if name in _TIMEOUTS:
                     self._content.setdefault("timeouts", {})[_TIMEOUTS[name]] = seconds(arguments[0])
                 case _ if family(name) == "gzip":
                     return self._gzip(name, arguments)
                 case _ if name in LEFT_TO_AGENT:
-                    return Outcome.AGENT, ""
+                    return StatementOutcome.AGENT, ""
                 case _ if name.startswith(_PROGRAMS):
                     self._refused = "FastCGI, uwsgi and SCGI choose the program that runs"
-                    return Outcome.REFUSED, self._refused
+                    return StatementOutcome.REFUSED, self._refused
                 case "include" | "if" | "location":
                     self._refused = f"{name} has no typed form here"
-                    return Outcome.REFUSED, self._refused
+                    return StatementOutcome.REFUSED, self._refused
                 case _:
                     return None, ""
         except (ValueError, IndexError):
             return None, ""
-        return Outcome.UNDERSTOOD, ""
+        return StatementOutcome.UNDERSTOOD, ""
 
-    def _proxy_pass(self, url: str) -> tuple[Outcome, str]:
+    def _proxy_pass(self, url: str) -> tuple[StatementOutcome, str]:
         found = re.fullmatch(r"(https?)://([^/]+)(/.*)?", url)
         group = next((one for one in self._made.upstreams if found and one["id"] == found[2]), None)
         if group is not None and found is not None:
             if found[3] is not None:
                 self._refused = "proxy_pass to an upstream with a path"
-                return Outcome.REFUSED, self._refused
+                return StatementOutcome.REFUSED, self._refused
             if found[1] == "https":
                 group |= {"protocol": "https", "tls": {"verify": False}}
             self._serving["upstream_id"] = group["id"]
-            return Outcome.UNDERSTOOD, ""
+            return StatementOutcome.UNDERSTOOD, ""
         if found is None or "$" in found[2] or "unix:" in url:
             self._refused = "proxy_pass must name a host in plain text"
-            return Outcome.REFUSED, self._refused
+            return StatementOutcome.REFUSED, self._refused
         self._serving["proxy_pass"] = url
-        return Outcome.UNDERSTOOD, ""
+        return StatementOutcome.UNDERSTOOD, ""
 
-    def _try_files(self, arguments: tuple[str, ...]) -> tuple[Outcome | None, str]:
+    def _try_files(self, arguments: tuple[str, ...]) -> tuple[StatementOutcome | None, str]:
         *tried, last = arguments
         if [one for one in tried if one not in ("$uri", "$uri/")]:
             return None, ""
         if last == "=404":
-            return Outcome.UNDERSTOOD, "which is so anyway"
+            return StatementOutcome.UNDERSTOOD, "which is so anyway"
         if not last.startswith("/") or "$" in last:
             return None, ""
         self._content["fallback"] = last
-        return Outcome.UNDERSTOOD, ""
+        return StatementOutcome.UNDERSTOOD, ""
 
-    def _request_header(self, name: str, value: str) -> tuple[Outcome | None, str]:
+    def _request_header(self, name: str, value: str) -> tuple[StatementOutcome | None, str]:
         if value in _DEFAULT_HEADERS.get(name.lower(), set()):
-            return Outcome.UNDERSTOOD, "which is so anyway"
+            return StatementOutcome.UNDERSTOOD, "which is so anyway"
         if template_fault(value) or name.lower() in ("connection", "upgrade"):
             return None, ""
         action = {"action": "set", "value": value} if value else {"action": "remove"}
         self._content.setdefault("headers", []).append({"direction": "request", "name": name, **action})
-        return Outcome.UNDERSTOOD, ""
+        return StatementOutcome.UNDERSTOOD, ""
 
-    def _gzip(self, name: str, arguments: tuple[str, ...]) -> tuple[Outcome | None, str]:
+    def _gzip(self, name: str, arguments: tuple[str, ...]) -> tuple[StatementOutcome | None, str]:
         compression = self._content.setdefault("compression", {"gzip": False})
         match name:
             case "gzip":
@@ -242,7 +244,7 @@ class Location:
             case "gzip_comp_level":
                 compression["level"] = int(arguments[0])
             case "gzip_vary" | "gzip_proxied":
-                return Outcome.UNDERSTOOD, "which is so anyway"
+                return StatementOutcome.UNDERSTOOD, "which is so anyway"
             case _:
                 return None, ""
-        return Outcome.UNDERSTOOD, ""
+        return StatementOutcome.UNDERSTOOD, ""

@@ -62,7 +62,7 @@ class OnDisk:
         return Path(name)
 
 
-class Shown:
+class ShownFiles:
     """Files that an agent showed, by their paths on its machine; what it did not show is left out."""
 
     def __init__(self, texts: Mapping[str, str], folder: Path) -> None:
@@ -90,17 +90,17 @@ def read(path: Path) -> tuple[Statement, ...]:
 def read_shown(path: Path, texts: Mapping[str, str]) -> tuple[Statement, ...]:
     """The same of files that an agent showed."""
     with tempfile.TemporaryDirectory(prefix="fleetplane-") as folder:
-        return _read(path, Shown(texts, Path(folder)))
+        return _read(path, ShownFiles(texts, Path(folder)))
 
 
 def _read(path: Path, files: Files) -> tuple[Statement, ...]:
     try:
-        return tuple(_Reader(path, files).statements(path, ()))
+        return tuple(_ImportReader(path, files).statements(path, ()))
     except RecursionError:
         raise InvalidArgument(f"{path} is nested too deep", field="PATH") from None
 
 
-class _Reader:
+class _ImportReader:
     def __init__(self, path: Path, files: Files) -> None:
         self._path = path
         self._files = files

@@ -12,7 +12,7 @@ import msgspec
 
 from fleetplane.domains.proxies.importing.reading import Statement
 from fleetplane.domains.proxies.nginx import judging
-from fleetplane.domains.proxies.nginx.table import Context
+from fleetplane.domains.proxies.nginx.table import DirectiveContext
 from fleetplane.domains.proxies.rules import directives
 
 FORMAT: Final = "fleetplane.proxies/1"
@@ -48,7 +48,7 @@ LEFT_TO_AGENT: Final = frozenset(
 )
 
 
-class Outcome(StrEnum):
+class StatementOutcome(StrEnum):
     UNDERSTOOD = "understood"
     AGENT = "left to the agent"
     """Logs, users, temporary files: each agent has its own."""
@@ -59,13 +59,13 @@ class Outcome(StrEnum):
     """To be brought into the workspace before the import can be applied."""
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
+class ImportLine(msgspec.Struct, frozen=True, kw_only=True):
     """What became of one statement."""
 
     file: str
     line: int
     text: str
-    outcome: Outcome
+    outcome: StatementOutcome
     why: str = ""
 
 
@@ -86,18 +86,18 @@ class Imported:
     streams: list[dict[str, Any]] = field(default_factory=list)
     certificates: list[FoundCertificate] = field(default_factory=list)
     settings: dict[str, str] = field(default_factory=dict)
-    report: list[Line] = field(default_factory=list)
+    report: list[ImportLine] = field(default_factory=list)
 
-    def note(self, statement: Statement, outcome: Outcome, why: str = "") -> None:
+    def note(self, statement: Statement, outcome: StatementOutcome, why: str = "") -> None:
         self.report.append(
-            Line(
+            ImportLine(
                 file=statement.file, line=statement.line, text=statement.words[:200], outcome=outcome, why=why
             )
         )
 
     @property
     def has_raw(self) -> bool:
-        return any(line.outcome is Outcome.RAW for line in self.report)
+        return any(line.outcome is StatementOutcome.RAW for line in self.report)
 
     def bundle(self, certificates: dict[str, str], *, raw: bool) -> dict[str, Any]:
         """As the workspace imports it; `certificates` are the ids that the workspace gave them."""
@@ -142,7 +142,9 @@ def _placed(host: dict[str, Any], certificates: dict[str, str], *, raw: bool) ->
     return made
 
 
-def keep_raw(one: Statement, kept: dict[str, str], contexts: Iterable[Context], made: Imported) -> Outcome:
+def keep_raw(
+    one: Statement, kept: dict[str, str], contexts: Iterable[DirectiveContext], made: Imported
+) -> StatementOutcome:
     """Keep a directive as raw text, if the allow-list has it and it stands alone; tell what became of it."""
     value = " ".join(_quoted(argument) for argument in one.arguments)
     why = ""
@@ -155,11 +157,11 @@ def keep_raw(one: Statement, kept: dict[str, str], contexts: Iterable[Context], 
     elif fault := directives.value_fault(value, name=one.name, contexts=set(contexts)):
         why = fault
     if why:
-        made.note(one, Outcome.REFUSED, why)
-        return Outcome.REFUSED
+        made.note(one, StatementOutcome.REFUSED, why)
+        return StatementOutcome.REFUSED
     kept[one.name] = value
-    made.note(one, Outcome.RAW)
-    return Outcome.RAW
+    made.note(one, StatementOutcome.RAW)
+    return StatementOutcome.RAW
 
 
 def _quoted(text: str) -> str:

@@ -16,7 +16,7 @@ from fleetplane.domains.proxies.importing.reading import Statement
 from fleetplane.domains.proxies.importing.report import (
     LEFT_TO_AGENT,
     Imported,
-    Outcome,
+    StatementOutcome,
     bytes_of,
     seconds,
 )
@@ -52,16 +52,16 @@ def convert_streams(block: Sequence[Statement], made: Imported) -> None:
     shared = [one for one in block if one.name in _SHARED]
     for one in block:
         if one in shared or (one.name == "limit_conn_zone" and _zone(one) in by_address):
-            made.note(one, Outcome.UNDERSTOOD)
+            made.note(one, StatementOutcome.UNDERSTOOD)
         elif one.name in LEFT_TO_AGENT or one.name.startswith("map_hash_"):
-            made.note(one, Outcome.AGENT)
+            made.note(one, StatementOutcome.AGENT)
         elif one.name == "map" and one.arguments[:1] == (_SNI,):
-            made.note(one, Outcome.UNDERSTOOD)
+            made.note(one, StatementOutcome.UNDERSTOOD)
         elif one.name not in ("server", "upstream"):
-            made.note(one, Outcome.REFUSED, "streams have no typed form for it")
+            made.note(one, StatementOutcome.REFUSED, "streams have no typed form for it")
     for one in block:
         if one.name == "server" and one.block is not None:
-            _Server(one, shared, groups, tables, by_address, made).convert()
+            _StreamServer(one, shared, groups, tables, by_address, made).convert()
 
 
 def _zone(one: Statement) -> str:
@@ -74,7 +74,7 @@ def _group(one: Statement, made: Imported) -> str:
     return str(found["id"]) if found is not None else ""
 
 
-class _Server:
+class _StreamServer:
     def __init__(
         self,
         one: Statement,
@@ -107,11 +107,17 @@ class _Server:
             self._target()
         except Unknown as fault:
             del self._made.upstreams[before:]
-            self._made.note(self._one, Outcome.REFUSED, f"{fault}; nothing of this server is imported")
+            self._made.note(
+                self._one, StatementOutcome.REFUSED, f"{fault}; nothing of this server is imported"
+            )
             return
-        self._made.note(self._one, Outcome.UNDERSTOOD)
+        self._made.note(self._one, StatementOutcome.UNDERSTOOD)
         for one in self._own:
-            outcome = Outcome.AGENT if one.name in ("access_log", "error_log") else Outcome.UNDERSTOOD
+            outcome = (
+                StatementOutcome.AGENT
+                if one.name in ("access_log", "error_log")
+                else StatementOutcome.UNDERSTOOD
+            )
             self._made.note(one, outcome)
         for port, protocol in self._ports:
             name = slug(f"{self._pass.lstrip('$')}-{port}")

@@ -102,14 +102,14 @@ def version_name(version: int) -> str:
     return f"{version:012d}"
 
 
-class Spec(msgspec.Struct, frozen=True, kw_only=True):
+class ProxiesSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Fields may be added later: what is stored keeps field names, and new fields have defaults."""
 
 
 # People. Written by REST.
 
 
-class UserSpec(Spec, frozen=True):
+class UserSpec(ProxiesSpec, frozen=True):
     """The profile of an account (`fleet.people.account_kind`), which has the password."""
 
     email: str
@@ -120,7 +120,7 @@ class UserSpec(Spec, frozen=True):
     """Whether the account was there before it became a user of proxies."""
 
 
-class SessionSpec(Spec, frozen=True):
+class SessionSpec(ProxiesSpec, frozen=True):
     """A login, and every refresh token descended from it. Deleted when it ends."""
 
     user: str
@@ -128,13 +128,13 @@ class SessionSpec(Spec, frozen=True):
     """However often it is refreshed."""
 
 
-class SessionStatus(Spec, frozen=True):
+class SessionStatus(ProxiesSpec, frozen=True):
     generation: int
     """Of the one refresh token that is good; each refresh makes the next."""
     idle_expires_at_ns: int
 
 
-class MembershipSpec(Spec, frozen=True):
+class MembershipSpec(ProxiesSpec, frozen=True):
     """Named by the user's id, in the organisation's scope."""
 
     role: OrganizationRole
@@ -144,7 +144,7 @@ class MembershipSpec(Spec, frozen=True):
     """Who asked, as the audit log names them."""
 
 
-class ApiTokenSpec(Spec, frozen=True):
+class ApiTokenSpec(ProxiesSpec, frozen=True):
     """What is shown of a token; the token itself is the kernel's, named `proxies/{id}` there."""
 
     name: str
@@ -156,14 +156,14 @@ class ApiTokenSpec(Spec, frozen=True):
 # Places. Written by REST.
 
 
-class OrganizationSpec(Spec, frozen=True):
+class OrganizationSpec(ProxiesSpec, frozen=True):
     name: str
     slug: str
     named_at_ns: int = 0
     """When it got its slug; 0: when it was made."""
 
 
-class WorkspaceSpec(Spec, frozen=True):
+class WorkspaceSpec(ProxiesSpec, frozen=True):
     name: str
     slug: str
     named_at_ns: int = 0
@@ -173,7 +173,7 @@ class WorkspaceSpec(Spec, frozen=True):
 # Agents.
 
 
-class AgentSpec(Spec, frozen=True):
+class AgentSpec(ProxiesSpec, frozen=True):
     """Written by REST: with the registration token, by PATCH, by rollback."""
 
     name: str
@@ -183,7 +183,7 @@ class AgentSpec(Spec, frozen=True):
     """Serve what that version said, whatever came later."""
 
 
-class AgentStatus(Spec, frozen=True):
+class AgentStatus(ProxiesSpec, frozen=True):
     """Written by the agents' service, when a state changes, not with each heartbeat.
 
     An agent that never registered has none. `health` and `last_seen_at_ns` are as of the last
@@ -215,7 +215,7 @@ class AgentStatus(Spec, frozen=True):
     """When somebody last asked, at another server than the agent's, to have what failed tried again."""
 
 
-class AgentTokenSpec(Spec, frozen=True):
+class AgentTokenSpec(ProxiesSpec, frozen=True):
     """Written by REST; named by the agent's id. Deleted with its agent."""
 
     digest: str
@@ -223,7 +223,7 @@ class AgentTokenSpec(Spec, frozen=True):
     """Of the first use; an activated token stays good until its agent is deleted."""
 
 
-class Contender(Spec, frozen=True):
+class Contender(ProxiesSpec, frozen=True):
     """A machine that was refused, because another one is the agent."""
 
     id: str
@@ -234,7 +234,7 @@ class Contender(Spec, frozen=True):
     """The digest of its key; empty if it showed only the token."""
 
 
-class AgentTokenStatus(Spec, frozen=True):
+class AgentTokenStatus(ProxiesSpec, frozen=True):
     """Written by the agents' service, from the first registration on; approvals by REST. See `machines`."""
 
     activated_at_ns: int
@@ -256,7 +256,7 @@ class AgentTokenStatus(Spec, frozen=True):
 # What is served. Specs are written by REST, each change together with a CONFIG_VERSION.
 
 
-class VirtualHostSpec(Spec, frozen=True):
+class VirtualHostSpec(ProxiesSpec, frozen=True):
     name: str
     server_name: str
     """Names separated by one blank each."""
@@ -277,7 +277,7 @@ class VirtualHostSpec(Spec, frozen=True):
     logging: Logging | UnsetType = UNSET
 
 
-class UpstreamSpec(Spec, frozen=True):
+class UpstreamSpec(ProxiesSpec, frozen=True):
     name: str
     algorithm: Algorithm
     servers: tuple[UpstreamServer, ...]
@@ -290,7 +290,7 @@ class UpstreamSpec(Spec, frozen=True):
     retries: Retries | UnsetType = UNSET
 
 
-class AccessListSpec(Spec, frozen=True):
+class AccessListSpec(ProxiesSpec, frozen=True):
     """Rules, bans and users that hosts and locations refer to by its id."""
 
     name: str
@@ -299,7 +299,7 @@ class AccessListSpec(Spec, frozen=True):
     users: tuple[BasicUser, ...] = ()
 
 
-class DnsZoneSpec(Spec, frozen=True):
+class DnsZoneSpec(ProxiesSpec, frozen=True):
     """A zone at a DNS provider, whose credentials are sealed elsewhere; see `serving/dns_zones`."""
 
     zone: str
@@ -308,7 +308,7 @@ class DnsZoneSpec(Spec, frozen=True):
     """How often its credentials were replaced."""
 
 
-class StreamSpec(Spec, frozen=True):
+class StreamSpec(ProxiesSpec, frozen=True):
     """A port on which TCP or UDP is passed on as it comes; see `stream_options`."""
 
     name: str
@@ -327,13 +327,13 @@ class StreamSpec(Spec, frozen=True):
     target_agents: TargetAgents = AllAgents()
 
 
-class CertificateSpec(Spec, frozen=True):
+class CertificateSpec(ProxiesSpec, frozen=True):
     domain: str
     provider: str
     auto_renew: bool
 
 
-class CertificateStatus(Spec, frozen=True):
+class CertificateStatus(ProxiesSpec, frozen=True):
     """The state of a certificate: written by REST on request, import and renewal, else by the issuer.
 
     The private key is a sealed secret, `proxies/certificate/{id}/{fingerprint}`: one for each
@@ -359,7 +359,7 @@ class CertificateStatus(Spec, frozen=True):
     """When that last got worse; whoever reads one version alone can tell by it whether this is the news."""
 
 
-class SettingsSpec(Spec, frozen=True):
+class SettingsSpec(ProxiesSpec, frozen=True):
     """The global settings of a workspace; named `global`."""
 
     nginx_directives: dict[str, str] = {}
@@ -369,7 +369,7 @@ class SettingsSpec(Spec, frozen=True):
 # Versions. Written by REST, in the transaction of the change they stem from.
 
 
-class CertificatePart(Spec, frozen=True):
+class CertificatePart(ProxiesSpec, frozen=True):
     """The public half, and which sealed key belongs to it."""
 
     domain: str
@@ -378,7 +378,7 @@ class CertificatePart(Spec, frozen=True):
     expires_at_ns: int
 
 
-class PartSpec(Spec, frozen=True):
+class PartSpec(ProxiesSpec, frozen=True):
     """One object as some version serves it; named by the digest of its content. Never changes."""
 
     id: str
@@ -390,7 +390,7 @@ class PartSpec(Spec, frozen=True):
     stream: StreamSpec | UnsetType = UNSET
 
 
-class ConfigVersionSpec(Spec, frozen=True):
+class ConfigVersionSpec(ProxiesSpec, frozen=True):
     """What a workspace serves, from this version to the next; named by `version_name`. Never changes.
 
     A table of contents: which object, at which content. What one agent gets of it is decided by
@@ -420,7 +420,7 @@ class ConfigVersionSpec(Spec, frozen=True):
     """The version that this one repeats."""
 
 
-class DeploymentSpec(Spec, frozen=True):
+class DeploymentSpec(ProxiesSpec, frozen=True):
     """One version on its way to one agent; named by `version_name`. Written by the agents' service only."""
 
     version: int
@@ -431,7 +431,7 @@ class DeploymentSpec(Spec, frozen=True):
     """How often this content was sent under this number."""
 
 
-class DeploymentStatus(Spec, frozen=True):
+class DeploymentStatus(ProxiesSpec, frozen=True):
     state: DeploymentState
     error: str = ""
     changed_at_ns: int = 0
@@ -445,7 +445,7 @@ class DeploymentStatus(Spec, frozen=True):
 # What callers did. Written with whatever they did, see `audit_notes`.
 
 
-class AuditNoteSpec(Spec, frozen=True):
+class AuditNoteSpec(ProxiesSpec, frozen=True):
     """In the organisation's scope, in one of a few places that are written over in turn."""
 
     action: str
@@ -457,7 +457,7 @@ class AuditNoteSpec(Spec, frozen=True):
     workspace_id: str | None
 
 
-class QuotaNoteSpec(Spec, frozen=True):
+class QuotaNoteSpec(ProxiesSpec, frozen=True):
     """In the organisation's scope, while most of a quota is used; see `quotas`."""
 
     quota: str

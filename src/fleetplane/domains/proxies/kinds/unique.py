@@ -8,7 +8,7 @@ from fleetplane.domains.proxies.kinds.records import ID_CLAIM
 from fleetplane.kernel.errors import AlreadyExists, Conflict, PreconditionFailed
 from fleetplane.kernel.resources import AnyKind, AnyResource
 from fleetplane.kernel.store import Draft
-from fleetplane.web.rest.problems import Code, Held, Problem, Rejected
+from fleetplane.web.rest.problems import Code, ConflictBlocker, Problem, Rejected
 from fleetplane.web.rest.routes import is_of_another_lineage, matches
 
 
@@ -53,7 +53,7 @@ def refuse(problems: Iterable[Problem]) -> None:
 def hold(message: str, holders: Iterable[Problem]) -> None:
     """Refuse while anything holds on to the thing."""
     if found := list(holders):
-        raise Held(message, found)
+        raise ConflictBlocker(message, found)
 
 
 def holders(field: str, word: str, resources: Iterable[AnyResource]) -> Iterator[Problem]:

@@ -16,7 +16,7 @@ from fleetplane.web.sockets.app import SocketApp
 PATH = "/v1/events"
 
 
-class EventsApp(SocketApp):
+class ProxyEventsApp(SocketApp):
     def __init__(
         self,
         feed: EventRing[ProxyEvent],

@@ -40,7 +40,7 @@ from fleetplane.domains.proxies.kinds.values import CertificateState, Deployment
 from fleetplane.domains.proxies.rules import deployment
 from fleetplane.domains.proxies.rules.alerts import ALERT, Alert
 from fleetplane.kernel.access import Permission
-from fleetplane.kernel.commands import COMMAND_TARGET, CommandTarget, State
+from fleetplane.kernel.commands import COMMAND_TARGET, CommandState, CommandTarget
 from fleetplane.kernel.commands.kinds import is_open
 from fleetplane.kernel.events import Event, EventType
 from fleetplane.kernel.resources import AnyKind, AnyResource
@@ -246,7 +246,7 @@ def _command(target: CommandTarget, change: EventType, _past: Past) -> Facts:
             "command_id": target.spec.command,
             "command": target.spec.verb,
             "outcome": target.status.state,
-            "success": target.status.state is State.OK,
+            "success": target.status.state is CommandState.OK,
             "message": target.status.detail,
         },
     )

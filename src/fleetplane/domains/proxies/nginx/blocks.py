@@ -17,22 +17,22 @@ class Directive:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class NginxBlock:
     name: str
     arguments: tuple[str, ...] = ()
     body: list[Node] = field(default_factory=list)
     line: int = field(default=0, compare=False)
 
 
-Node = Directive | Block
+Node = Directive | NginxBlock
 
 
 def directive(name: str, *arguments: str) -> Directive:
     return Directive(name, arguments)
 
 
-def block(name: str, *arguments: str, body: Iterable[Node]) -> Block:
-    return Block(name, arguments, list(body))
+def block(name: str, *arguments: str, body: Iterable[Node]) -> NginxBlock:
+    return NginxBlock(name, arguments, list(body))
 
 
 def emit(nodes: Iterable[Node], *, depth: int = 0) -> str:
@@ -46,7 +46,7 @@ def _lines(nodes: Iterable[Node], depth: int) -> Iterator[str]:
         match node:
             case Directive():
                 yield f"{indent}{head};"
-            case Block(body=body):
+            case NginxBlock(body=body):
                 yield f"{indent}{head} {{"
                 yield from _lines(body, depth + 1)
                 yield f"{indent}}}"
@@ -67,7 +67,7 @@ def _write_in_place(nodes: Iterable[Node], parts: list[str], line: int) -> int:
         match node:
             case Directive():
                 parts.append(";")
-            case Block(body=body):
+            case NginxBlock(body=body):
                 parts.append(" {")
                 line = _write_in_place(body, parts, line)
                 parts.append(" }")

@@ -41,7 +41,7 @@ def rendering_part(part: str) -> Iterator[None]:
 
 
 @dataclass(slots=True)
-class Context:
+class RenderingContext:
     """What the parts of one rendering share."""
 
     site: Site

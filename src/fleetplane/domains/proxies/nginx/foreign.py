@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Final
 
 from fleetplane.domains.proxies.nginx import judging
-from fleetplane.domains.proxies.nginx.blocks import Block, Directive, Node, directive, emit_in_place
+from fleetplane.domains.proxies.nginx.blocks import Directive, NginxBlock, Node, directive, emit_in_place
 from fleetplane.domains.proxies.nginx.paths import PathPolicy
 from fleetplane.domains.proxies.nginx.quoting import Unrenderable
 from fleetplane.domains.proxies.nginx.reading import read
-from fleetplane.domains.proxies.nginx.table import Author, Context
+from fleetplane.domains.proxies.nginx.table import DirectiveContext, TextAuthor
 
 _SCRATCH: Final = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
 _STAND_IN: Final = "127.0.0.1"
@@ -32,7 +32,7 @@ def foreign_fault(content: str, paths: PathPolicy) -> str:
         return f"The configuration cannot be read: {error.message}"
     found = [
         f"line {line}: {fault}"
-        for line, fault in judging.faults(nodes, Context.MAIN, paths, author=Author.WHOLE)
+        for line, fault in judging.faults(nodes, DirectiveContext.MAIN, paths, author=TextAuthor.WHOLE)
     ]
     more = f"; and {len(found) - _FAULTS_TOLD} more" if len(found) > _FAULTS_TOLD else ""
     return "; ".join(found[:_FAULTS_TOLD]) + more
@@ -49,23 +49,23 @@ def text_to_test(content: str, folder: Path) -> str:
     return emit_in_place([*own, *_prepared(nodes, folder, frozenset(groups))])
 
 
-def _blocks(nodes: Iterable[Node]) -> Iterator[Block]:
+def _blocks(nodes: Iterable[Node]) -> Iterator[NginxBlock]:
     for node in nodes:
-        if isinstance(node, Block):
+        if isinstance(node, NginxBlock):
             yield node
             yield from _blocks(node.body)
 
 
 def _prepared(nodes: Iterable[Node], folder: Path, groups: frozenset[str]) -> Iterator[Node]:
     for node in nodes:
-        if isinstance(node, Block):
+        if isinstance(node, NginxBlock):
             body = [*_prepared(node.body, folder, groups)]
             yield replace(node, body=[*(_defaults(node, folder) if node.name == "http" else ()), *body])
         elif node.name != "pid" and not node.name.endswith("_temp_path"):
             yield _unresolved(node, groups)
 
 
-def _defaults(http: Block, folder: Path) -> Iterator[Directive]:
+def _defaults(http: NginxBlock, folder: Path) -> Iterator[Directive]:
     named = {node.name for node in http.body}
     for kind in _SCRATCH:
         yield Directive(f"{kind}_temp_path", (f"{folder}/{kind}",), line=http.line)

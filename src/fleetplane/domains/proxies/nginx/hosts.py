@@ -12,13 +12,13 @@ import msgspec
 
 from fleetplane.domains.proxies.nginx import checks, judging, upstreams
 from fleetplane.domains.proxies.nginx.blocks import Directive, Node, block, directive
-from fleetplane.domains.proxies.nginx.context import Context, PartUnrenderable, rendering_part
+from fleetplane.domains.proxies.nginx.context import PartUnrenderable, RenderingContext, rendering_part
 from fleetplane.domains.proxies.nginx.paths import GUARD
 from fleetplane.domains.proxies.nginx.quoting import Unrenderable, literal
-from fleetplane.domains.proxies.nginx.table import Context as Place
+from fleetplane.domains.proxies.nginx.table import DirectiveContext as Place
 from fleetplane.domains.proxies.nginx.typed import access, content, proxying, tls, upkeep
 from fleetplane.domains.proxies.nginx.typed.naming import HostParts
-from fleetplane.domains.proxies.nginx.typed.proxying import Target
+from fleetplane.domains.proxies.nginx.typed.proxying import PassTarget
 from fleetplane.domains.proxies.typed_options import (
     Access,
     Content,
@@ -51,7 +51,7 @@ _PROXY_HEADERS: Final = {
 _REDIRECTS: Final = ("redirect", "permanent")
 
 
-def render(context: Context) -> Iterator[tuple[str, str, list[Node]]]:
+def render(context: RenderingContext) -> Iterator[tuple[str, str, list[Node]]]:
     """One file a virtual host, with its id, and one for what answers requests that are for none of them."""
     by_port: dict[int, list[_Claim]] = defaultdict(list)
     known: dict[str, HostOptions] = {}
@@ -103,7 +103,7 @@ def _options(host: pb.VirtualHost) -> HostOptions:
         raise Unrenderable(f"this agent does not know an option of the virtual host: {error}") from error
 
 
-def _check_port(context: Context, port: int, sharing: Sequence[_Claim]) -> None:
+def _check_port(context: RenderingContext, port: int, sharing: Sequence[_Claim]) -> None:
     """What NGINX takes with a warning at most, and then serves differently than asked for."""
     if not 1 <= port <= 65535:
         raise PartUnrenderable(f"there is no port {port}", part=f"virtual_host/{sharing[0].host.id}")
@@ -124,7 +124,7 @@ def _check_port(context: Context, port: int, sharing: Sequence[_Claim]) -> None:
             seen.add(server_name)
 
 
-def _claim(context: Context, host: pb.VirtualHost) -> int:
+def _claim(context: RenderingContext, host: pb.VirtualHost) -> int:
     """Who has a name or a port first: what is in service, then what is asked for, then earlier forms."""
     if host.id in context.former:
         return 2
@@ -134,7 +134,9 @@ def _claim(context: Context, host: pb.VirtualHost) -> int:
 # Servers.
 
 
-def _server(context: Context, host: pb.VirtualHost, options: HostOptions, parts: HostParts) -> Iterator[Node]:
+def _server(
+    context: RenderingContext, host: pb.VirtualHost, options: HostOptions, parts: HostParts
+) -> Iterator[Node]:
     if not 1 <= host.listen_port <= 65535:
         raise Unrenderable(f"there is no port {host.listen_port}")
     names = host.server_name.split()
@@ -191,7 +193,7 @@ def _redirects(node: Directive) -> bool:
     )
 
 
-def _redirecting(context: Context, host: pb.VirtualHost, options: HostOptions) -> Node:
+def _redirecting(context: RenderingContext, host: pb.VirtualHost, options: HostOptions) -> Node:
     """The same names without TLS: challenges are answered, everything else is sent to the host itself."""
     names = host.server_name.split()
     listen = ["default_server"] if "_" in names else []
@@ -211,7 +213,9 @@ def _redirecting(context: Context, host: pb.VirtualHost, options: HostOptions) -
     )
 
 
-def _listen(context: Context, host: pb.VirtualHost, typed: HostOptions, *, default: bool) -> Iterator[Node]:
+def _listen(
+    context: RenderingContext, host: pb.VirtualHost, typed: HostOptions, *, default: bool
+) -> Iterator[Node]:
     binary = context.site.binary
     http2 = host.http2_enabled and host.ssl_enabled and binary.http2
     if host.http2_enabled and not http2:
@@ -242,7 +246,7 @@ def _takes_challenges(location: pb.Location) -> bool:
     return found is not None and found[2] == CHALLENGE_PATH and found[1] != "="
 
 
-def _challenge(context: Context) -> Node:
+def _challenge(context: RenderingContext) -> Node:
     return block(
         "location",
         "^~",
@@ -260,7 +264,7 @@ def _challenge(context: Context) -> Node:
     )
 
 
-def _fallbacks(context: Context, by_port: dict[int, list[_Claim]]) -> Iterator[Node]:
+def _fallbacks(context: RenderingContext, by_port: dict[int, list[_Claim]]) -> Iterator[Node]:
     """What answers requests for no virtual host; without it NGINX gives them to the first one of the port."""
     site = context.site
     for port, sharing in by_port.items():
@@ -282,7 +286,7 @@ def _fallbacks(context: Context, by_port: dict[int, list[_Claim]]) -> Iterator[N
         yield _refusing(context, site.listen(PLAIN_PORT))
 
 
-def _refusing(context: Context, addresses: Sequence[str], options: Sequence[str] = ()) -> Node:
+def _refusing(context: RenderingContext, addresses: Sequence[str], options: Sequence[str] = ()) -> Node:
     """Challenges are answered for every name: a certificate may come before its virtual host."""
     return block(
         "server",
@@ -308,7 +312,9 @@ class _Around:
     """Of the host; those that NGINX would drop in a location are repeated there."""
 
 
-def _location(context: Context, location: pb.Location, around: _Around, everywhere: Sequence[Node]) -> Node:
+def _location(
+    context: RenderingContext, location: pb.Location, around: _Around, everywhere: Sequence[Node]
+) -> Node:
     found = _LOCATION.fullmatch(location.path)
     if found is None:
         raise Unrenderable(f"{location.path[:80]!r} is not the path of a location")
@@ -326,7 +332,7 @@ def _location(context: Context, location: pb.Location, around: _Around, everywhe
 
 
 def _location_body(
-    context: Context, location: pb.Location, around: _Around, options: LocationOptions
+    context: RenderingContext, location: pb.Location, around: _Around, options: LocationOptions
 ) -> Iterator[Node]:
     where = f"location {location.path[:80]}"
     own = judging.raw(location.custom_directives, {Place.LOCATION}, context.files, where=where)
@@ -370,7 +376,7 @@ def _location_body(
     yield from guarded(context, own, location=location.path)
 
 
-def _admission(context: Context, given: Access, names: set[str], parts: HostParts) -> Iterator[Node]:
+def _admission(context: RenderingContext, given: Access, names: set[str], parts: HostParts) -> Iterator[Node]:
     """An administrator's raw directives about the same are never replaced by typed options."""
     if given == Access():
         return
@@ -397,7 +403,7 @@ def _told(options: HostOptions, look: Content, given: Access) -> dict[str, str]:
 
 
 def _looks(
-    context: Context, look: Content, options: HostOptions, names: set[str], *, proxying: bool
+    context: RenderingContext, look: Content, options: HostOptions, names: set[str], *, proxying: bool
 ) -> Iterator[Node]:
     made = list(content.limits(look, proxying=proxying))
     if look.compression:
@@ -410,7 +416,7 @@ def _looks(
     yield from (one for one in made if one.name not in names)
 
 
-def guarded(context: Context, nodes: Sequence[Directive], *, location: str = "") -> Iterator[Node]:
+def guarded(context: RenderingContext, nodes: Sequence[Directive], *, location: str = "") -> Iterator[Node]:
     """The directives with roots that neither `..` nor a symbolic link can leave."""
     for node in nodes:
         if node.name not in ("root", "alias"):
@@ -436,7 +442,7 @@ def _alias_end(location: str) -> str:
 
 
 def _inherited(
-    context: Context,
+    context: RenderingContext,
     headers: Sequence[Node],
     own: Sequence[Directive],
     around: Sequence[Directive],
@@ -468,8 +474,8 @@ def mentioned_upstreams(location: pb.Location) -> list[str]:
 
 
 def _target(
-    context: Context, location: pb.Location, options: LocationOptions, parts: HostParts
-) -> Target | None:
+    context: RenderingContext, location: pb.Location, options: LocationOptions, parts: HostParts
+) -> PassTarget | None:
     groups = {upstream.id: upstream for upstream in context.update.upstreams}
     if location.upstream_id:
         if any(one not in groups for one in mentioned_upstreams(location)):
@@ -488,18 +494,22 @@ def _target(
             to = proxying.canaries(options.canaries, to, names, parts)
         if given.authority_pem:
             context.made[proxying.authority_file(group.id)] = given.authority_pem.encode()
-        return Target(f"{protocol}://{to}", protocol, group, given)
+        return PassTarget(f"{protocol}://{to}", protocol, group, given)
     if not location.proxy_pass:
         return None
     if fault := checks.url_fault(location.proxy_pass, "http", "https"):
         raise Unrenderable(f"proxy_pass {location.proxy_pass[:80]!r} {fault}")
     if options.resolver:
         return proxying.resolved(location.proxy_pass, options.resolver, parts)
-    return Target(location.proxy_pass)
+    return PassTarget(location.proxy_pass)
 
 
 def _proxying(
-    context: Context, target: Target, given: set[str], headers: set[tuple[str, str]], told: Mapping[str, str]
+    context: RenderingContext,
+    target: PassTarget,
+    given: set[str],
+    headers: set[tuple[str, str]],
+    told: Mapping[str, str],
 ) -> Iterator[Node]:
     grpc = target.prefix == "grpc"
     yield from target.needed

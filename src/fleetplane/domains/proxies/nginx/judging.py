@@ -7,13 +7,19 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final
 
 from fleetplane.domains.proxies.nginx import checks
-from fleetplane.domains.proxies.nginx.blocks import Block, Directive, Node
+from fleetplane.domains.proxies.nginx.blocks import Directive, NginxBlock, Node
 from fleetplane.domains.proxies.nginx.paths import PathPolicy
 from fleetplane.domains.proxies.nginx.quoting import Unrenderable
 from fleetplane.domains.proxies.nginx.reading import read_arguments
-from fleetplane.domains.proxies.nginx.table import Author, Context, Entry, block_entry, entries
+from fleetplane.domains.proxies.nginx.table import (
+    DirectiveContext,
+    DirectiveEntry,
+    TextAuthor,
+    block_entry,
+    entries,
+)
 
-SETTINGS: Final = frozenset({Context.MAIN, Context.EVENTS, Context.HTTP})
+SETTINGS: Final = frozenset({DirectiveContext.MAIN, DirectiveContext.EVENTS, DirectiveContext.HTTP})
 """Where the directives of a workspace's settings may go, each to the place it belongs to."""
 _NOT_ALLOWED: Final = "is not allowed"
 _NAME: Final = re.compile(r"[A-Za-z0-9_.:/*%-]+|'[^'\\]*'|\"(?:[^\"\\]|\\.)*\"")
@@ -21,7 +27,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_.:/*%-]+|'[^'\\]*'|\"(?:[^\"\\]|\\.)*\"")
 
 
 def directive_fault(
-    node: Directive, contexts: Collection[Context], paths: PathPolicy, *, author: Author
+    node: Directive, contexts: Collection[DirectiveContext], paths: PathPolicy, *, author: TextAuthor
 ) -> str:
     """Why a directive may not stand in any of these contexts; empty if it may."""
     known = entries(node.name, author)
@@ -34,19 +40,19 @@ def directive_fault(
     return "" if "" in faults else faults[-1]
 
 
-def _arguments_fault(entry: Entry, arguments: tuple[str, ...], paths: PathPolicy) -> str:
+def _arguments_fault(entry: DirectiveEntry, arguments: tuple[str, ...], paths: PathPolicy) -> str:
     if (fault := entry.check(arguments, paths)) or entry.check in (checks.text, checks.own_listening):
         return fault
     return "must not name a Unix socket" if any(map(checks.names_socket, arguments)) else ""
 
 
-def not_allowed(name: str, contexts: Collection[Context]) -> bool:
+def not_allowed(name: str, contexts: Collection[DirectiveContext]) -> bool:
     """Whether an administrator may not write this directive there, whatever its value."""
-    return all(entry.contexts.isdisjoint(contexts) for entry in entries(name, Author.RAW))
+    return all(entry.contexts.isdisjoint(contexts) for entry in entries(name, TextAuthor.RAW))
 
 
 def raw(
-    directives: Mapping[str, str], contexts: Collection[Context], paths: PathPolicy, *, where: str
+    directives: Mapping[str, str], contexts: Collection[DirectiveContext], paths: PathPolicy, *, where: str
 ) -> list[Directive]:
     """Directives that an administrator wrote, each read, checked, and ready to be written anew."""
     made = []
@@ -54,27 +60,27 @@ def raw(
         if not_allowed(name, contexts):
             raise Unrenderable(f"{where}: the directive {name[:80]!r} {_NOT_ALLOWED}")
         node = Directive(name, read_arguments(name, value))
-        if fault := directive_fault(node, contexts, paths, author=Author.RAW):
+        if fault := directive_fault(node, contexts, paths, author=TextAuthor.RAW):
             raise Unrenderable(f"{where}: {name}: {fault}")
         made.append(node)
     return made
 
 
 def faults(
-    nodes: Iterable[Node], context: Context, paths: PathPolicy, *, author: Author
+    nodes: Iterable[Node], context: DirectiveContext, paths: PathPolicy, *, author: TextAuthor
 ) -> Iterator[tuple[int, str]]:
     """What a tree holds that is not allowed, each with its line."""
     for node in nodes:
-        if context is Context.PAIRS:
-            written = author is Author.AGENT and not _NAME.fullmatch(node.name)
-            if isinstance(node, Block) or node.name == "include" or len(node.arguments) > 8 or written:
+        if context is DirectiveContext.PAIRS:
+            written = author is TextAuthor.AGENT and not _NAME.fullmatch(node.name)
+            if isinstance(node, NginxBlock) or node.name == "include" or len(node.arguments) > 8 or written:
                 yield node.line, f"{node.name[:80]!r} {_NOT_ALLOWED} in a table of values"
             continue
         match node:
             case Directive(name=name):
                 if fault := directive_fault(node, {context}, paths, author=author):
                     yield node.line, f"the directive {name[:80]!r} {fault}"
-            case Block(name=name, body=body):
+            case NginxBlock(name=name, body=body):
                 entry = block_entry(name, context, author)
                 if entry is None:
                     yield node.line, f"the block {name[:80]!r} {_NOT_ALLOWED} in {context}"
@@ -85,16 +91,18 @@ def faults(
                     yield from faults(body, entry.opens, paths, author=author)
 
 
-def _block_fault(node: Block, entry: Entry, paths: PathPolicy, author: Author) -> str:
+def _block_fault(node: NginxBlock, entry: DirectiveEntry, paths: PathPolicy, author: TextAuthor) -> str:
     if fault := entry.check(node.arguments, paths):
         return fault
-    own = author < Author.AGENT and entry.opens is Context.PAIRS
+    own = author < TextAuthor.AGENT and entry.opens is DirectiveContext.PAIRS
     if own and any(one.startswith(checks.OWN_VARIABLES) for one in node.arguments[-1:]):
         return "must not set a variable of the agent's"
     return ""
 
 
-def accept(nodes: Iterable[Node], context: Context, paths: PathPolicy, *, author: Author) -> None:
+def accept(
+    nodes: Iterable[Node], context: DirectiveContext, paths: PathPolicy, *, author: TextAuthor
+) -> None:
     """Raise on the first thing that is not allowed."""
     for line, fault in faults(nodes, context, paths, author=author):
         raise Unrenderable(f"{fault} (line {line})" if line else fault)

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from fleetplane.domains.proxies.nginx.blocks import Block, Directive, Node
+from fleetplane.domains.proxies.nginx.blocks import Directive, NginxBlock, Node
 from fleetplane.domains.proxies.nginx.quoting import Unrenderable, check_text, split_arguments, unescaped
 
 TEXT_LIMIT_BYTES: Final = 1024 * 1024
@@ -95,7 +95,7 @@ def _body(tokens: Iterator[Token], *, depth: int) -> list[Node]:
             name, *arguments = words
             if token == "{":  # noqa: S105
                 body = _body(tokens, depth=depth + 1)
-                nodes.append(Block(name, tuple(arguments), body, line=line))
+                nodes.append(NginxBlock(name, tuple(arguments), body, line=line))
             else:
                 nodes.append(Directive(name, tuple(arguments), line=line))
             words = []

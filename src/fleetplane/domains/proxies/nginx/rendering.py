@@ -15,12 +15,12 @@ from typing import Final
 
 from fleetplane.domains.proxies.nginx import checks, hosts, judging, streams, upstreams
 from fleetplane.domains.proxies.nginx.blocks import Directive, Node, block, directive, emit
-from fleetplane.domains.proxies.nginx.context import Context, Note, rendering_part
+from fleetplane.domains.proxies.nginx.context import Note, RenderingContext, rendering_part
 from fleetplane.domains.proxies.nginx.paths import PathPolicy
 from fleetplane.domains.proxies.nginx.quoting import Unrenderable
 from fleetplane.domains.proxies.nginx.site import Site
-from fleetplane.domains.proxies.nginx.table import Author, entries
-from fleetplane.domains.proxies.nginx.table import Context as Place
+from fleetplane.domains.proxies.nginx.table import DirectiveContext as Place
+from fleetplane.domains.proxies.nginx.table import TextAuthor, entries
 from fleetplane.domains.proxies.nginx.typed.upkeep import LOG_FIELDS, log_format, place
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 
@@ -57,14 +57,14 @@ _INSIDE: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class File:
+class RenderedFile:
     content: bytes
     mode: int = 0o640
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendered:
-    files: Mapping[str, File]
+    files: Mapping[str, RenderedFile]
     """By path inside the release."""
     notes: tuple[Note, ...] = ()
     user_files: Mapping[str, bytes] = field(default_factory=dict)
@@ -84,13 +84,14 @@ def render(
 ) -> Rendered:
     """`down` names, per upstream, the servers that active checks have found dead.
 
-    Raises `PartUnrenderable` for what concerns one part only; `former` and `in_service` are as in `Context`.
+    Raises `PartUnrenderable` for what concerns one part only; `former` and `in_service` are as in
+    `RenderingContext`.
     """
     variables, paths = dict(update.global_settings.env_vars), site.files
     settings = judging.raw(
         update.global_settings.nginx_directives, judging.SETTINGS, paths, where="global settings"
     )
-    context = Context(
+    context = RenderingContext(
         site=site,
         update=update,
         acme_responder=_responder(variables.pop(ACME_VARIABLE, site.acme_responder)),
@@ -109,8 +110,8 @@ def render(
         block("http", body=_http(context, settings, release)),
         *streams.main_block(context),
     ]
-    judging.accept(tree, Place.MAIN, paths, author=Author.AGENT)
-    files = {"nginx.conf": File(content=emit(tree).encode())}
+    judging.accept(tree, Place.MAIN, paths, author=TextAuthor.AGENT)
+    files = {"nginx.conf": RenderedFile(content=emit(tree).encode())}
     # One file a part: NGINX names the file in what it says, and so the part that is at fault.
     elsewhere = streams.only_for_streams(update)
     for upstream in update.upstreams:
@@ -125,10 +126,12 @@ def render(
     for name, part, nodes in streams.render(context, down or {}):
         with rendering_part(part):
             files[f"{name}.conf"] = _checked(nodes, paths, Place.STREAM)
-    files |= {name: File(content=content, mode=0o600) for name, content in context.made.items()}
+    files |= {name: RenderedFile(content=content, mode=0o600) for name, content in context.made.items()}
     for identity, certificate in update.certificates.items():
-        files[f"certs/{identity}.pem"] = File(content=certificate.certificate_pem.encode())
-        files[f"certs/{identity}.key"] = File(content=certificate.private_key_pem.encode(), mode=0o600)
+        files[f"certs/{identity}.pem"] = RenderedFile(content=certificate.certificate_pem.encode())
+        files[f"certs/{identity}.key"] = RenderedFile(
+            content=certificate.private_key_pem.encode(), mode=0o600
+        )
     return Rendered(
         files=files,
         notes=tuple(context.notes.values()),
@@ -137,10 +140,10 @@ def render(
     )
 
 
-def _checked(nodes: list[Node], paths: PathPolicy, place: Place = Place.HTTP) -> File:
+def _checked(nodes: list[Node], paths: PathPolicy, place: Place = Place.HTTP) -> RenderedFile:
     """A file of a context, of nothing but what may reach NGINX."""
-    judging.accept(nodes, place, paths, author=Author.AGENT)
-    return File(content=emit(nodes).encode())
+    judging.accept(nodes, place, paths, author=TextAuthor.AGENT)
+    return RenderedFile(content=emit(nodes).encode())
 
 
 def check_ids(update: pb.ConfigUpdate) -> None:
@@ -194,7 +197,7 @@ def _main(site: Site, settings: list[Directive], variables: Mapping[str, str]) -
 
 
 def _belongs(node: Directive, place: Place) -> bool:
-    return any(place in entry.contexts for entry in entries(node.name, Author.RAW))
+    return any(place in entry.contexts for entry in entries(node.name, TextAuthor.RAW))
 
 
 def may_be_set(variable: str) -> bool:
@@ -209,7 +212,7 @@ def _events(settings: list[Directive]) -> Iterator[Node]:
     yield from given
 
 
-def _http(context: Context, settings: list[Directive], release: str) -> Iterator[Node]:
+def _http(context: RenderingContext, settings: list[Directive], release: str) -> Iterator[Node]:
     site, paths = context.site, context.site.paths
     given = [one for one in settings if _belongs(one, Place.HTTP)]
     names = {one.name for one in given}

@@ -13,12 +13,12 @@ import msgspec
 
 from fleetplane.domains.proxies.nginx import hosts, upstreams
 from fleetplane.domains.proxies.nginx.blocks import Directive, Node, block, directive
-from fleetplane.domains.proxies.nginx.context import Context, PartUnrenderable, rendering_part
+from fleetplane.domains.proxies.nginx.context import PartUnrenderable, RenderingContext, rendering_part
 from fleetplane.domains.proxies.nginx.quoting import Unrenderable
 from fleetplane.domains.proxies.nginx.typed import proxying
 from fleetplane.domains.proxies.nginx.typed.naming import tag
 from fleetplane.domains.proxies.nginx.typed.upkeep import log_format
-from fleetplane.domains.proxies.stream_options import StreamOptions, stream_options
+from fleetplane.domains.proxies.stream_options import SentStream, stream_options
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 
 INCLUDED: Final = "stream.d/*.conf"
@@ -40,14 +40,14 @@ _LOG_FIELDS: Final = {
 """As far as a connection has what a request has; all of them strings, as in the log of requests."""
 
 
-def options_of(stream: pb.Stream) -> StreamOptions:
+def options_of(stream: pb.Stream) -> SentStream:
     try:
         return stream_options(stream.options)
     except msgspec.MsgspecError as error:
         raise Unrenderable(f"this agent does not know an option of the stream: {error}") from error
 
 
-def mentioned_upstreams(options: StreamOptions) -> set[str]:
+def mentioned_upstreams(options: SentStream) -> set[str]:
     own = {options.upstream_id} if options.upstream_id else set()
     return own | {route.upstream_id for route in options.routes or ()}
 
@@ -84,7 +84,7 @@ def only_for_streams(update: pb.ConfigUpdate) -> set[str]:
     return needed_upstreams(update) - of_hosts
 
 
-def main_block(context: Context) -> Iterator[Node]:
+def main_block(context: RenderingContext) -> Iterator[Node]:
     """The `stream` block, and what must be loaded for it; nothing where there are no streams."""
     if not context.update.streams:
         return
@@ -99,14 +99,16 @@ def main_block(context: Context) -> Iterator[Node]:
     )
 
 
-def loaded(context: Context) -> Iterator[Directive]:
+def loaded(context: RenderingContext) -> Iterator[Directive]:
     """Said before everything else, where NGINX has streams in a file of their own."""
     binary = context.site.binary
     if context.update.streams and binary.stream_module is not None:
         yield directive("load_module", str(binary.stream_module))
 
 
-def render(context: Context, down: Mapping[str, frozenset[str]]) -> Iterator[tuple[str, str, list[Node]]]:
+def render(
+    context: RenderingContext, down: Mapping[str, frozenset[str]]
+) -> Iterator[tuple[str, str, list[Node]]]:
     """One file a stream and one a group, each with the part that it belongs to."""
     if not context.update.streams:
         return
@@ -130,7 +132,7 @@ def render(context: Context, down: Mapping[str, frozenset[str]]) -> Iterator[tup
         yield f"stream.d/upstream-{identity}", f"upstream/{identity}", [group]
 
 
-def _ports_of_hosts(context: Context) -> dict[tuple[str, int], str]:
+def _ports_of_hosts(context: RenderingContext) -> dict[tuple[str, int], str]:
     taken: dict[tuple[str, int], str] = {}
     for host in context.update.virtual_hosts:
         try:
@@ -144,7 +146,7 @@ def _ports_of_hosts(context: Context) -> dict[tuple[str, int], str]:
     return taken
 
 
-def _claim_port(context: Context, options: StreamOptions, taken: dict[tuple[str, int], str]) -> None:
+def _claim_port(context: RenderingContext, options: SentStream, taken: dict[tuple[str, int], str]) -> None:
     if not 1 <= options.listen_port <= 65535:
         raise Unrenderable(f"there is no port {options.listen_port}")
     port = context.site.ports.get(options.listen_port, options.listen_port)
@@ -192,7 +194,7 @@ def _group(upstream: pb.Upstream, down: frozenset[str]) -> Node:
 
 
 def _stream(
-    context: Context, identity: str, options: StreamOptions, groups: Mapping[str, pb.Upstream]
+    context: RenderingContext, identity: str, options: SentStream, groups: Mapping[str, pb.Upstream]
 ) -> Iterator[Node]:
     own = tag("stream", identity)
     counted, most = f"fps_conn_{own}", options.limits.connections if options.limits else 0
@@ -223,7 +225,7 @@ def _stream(
     yield block("server", body=body)
 
 
-def _chosen(context: Context, options: StreamOptions, variable: str, default: str) -> Node:
+def _chosen(context: RenderingContext, options: SentStream, variable: str, default: str) -> Node:
     """The group by the name that a TLS handshake asks for. With none, NGINX closes the connection."""
     if not context.site.binary.stream_sni:
         raise Unrenderable("routes: this NGINX cannot read the name from a TLS handshake")
@@ -233,12 +235,12 @@ def _chosen(context: Context, options: StreamOptions, variable: str, default: st
     return block("map", "$ssl_preread_server_name", variable, body=body)
 
 
-def _listen(context: Context, options: StreamOptions) -> Iterator[Directive]:
+def _listen(context: RenderingContext, options: SentStream) -> Iterator[Directive]:
     for address in context.site.listen(options.listen_port):
         yield directive("listen", address, *(["udp"] if options.protocol == "udp" else []))
 
 
-def _passing(options: StreamOptions, groups: Mapping[str, pb.Upstream]) -> Iterator[Directive]:
+def _passing(options: SentStream, groups: Mapping[str, pb.Upstream]) -> Iterator[Directive]:
     if options.send_proxy_protocol:
         yield directive("proxy_protocol", "on")
     timeouts, limits = options.timeouts, options.limits

@@ -20,7 +20,7 @@ from fleetplane.domains.proxies.nginx import checks
 from fleetplane.domains.proxies.nginx.checks import Check
 
 
-class Context(StrEnum):
+class DirectiveContext(StrEnum):
     MAIN = "main"
     EVENTS = "events"
     HTTP = "http"
@@ -36,7 +36,7 @@ class Context(StrEnum):
     """Inside `map`, `geo`, `split_clients` and `types`: names and values, no directives."""
 
 
-class Author(IntEnum):
+class TextAuthor(IntEnum):
     """Whose text it is; each may write what those before it may."""
 
     RAW = 1
@@ -48,26 +48,26 @@ class Author(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    contexts: frozenset[Context]
+class DirectiveEntry:
+    contexts: frozenset[DirectiveContext]
     check: Check
-    author: Author
-    opens: Context | None = None
+    author: TextAuthor
+    opens: DirectiveContext | None = None
     """The context of its block, for what has one."""
 
 
 _CONTEXTS: Final = {
-    "M": Context.MAIN,
-    "E": Context.EVENTS,
-    "H": Context.HTTP,
-    "S": Context.SERVER,
-    "L": Context.LOCATION,
-    "I": Context.CONDITION,
-    "X": Context.EXCEPT,
-    "U": Context.UPSTREAM,
-    "T": Context.STREAM,
-    "V": Context.STREAM_SERVER,
-    "W": Context.STREAM_UPSTREAM,
+    "M": DirectiveContext.MAIN,
+    "E": DirectiveContext.EVENTS,
+    "H": DirectiveContext.HTTP,
+    "S": DirectiveContext.SERVER,
+    "L": DirectiveContext.LOCATION,
+    "I": DirectiveContext.CONDITION,
+    "X": DirectiveContext.EXCEPT,
+    "U": DirectiveContext.UPSTREAM,
+    "T": DirectiveContext.STREAM,
+    "V": DirectiveContext.STREAM_SERVER,
+    "W": DirectiveContext.STREAM_UPSTREAM,
 }
 
 Row = tuple[str, str, Check]
@@ -296,36 +296,36 @@ _AGENT: Final[tuple[Row, ...]] = (
     ("least_conn", "W", checks.nothing),
 )
 
-_BLOCKS: Final[dict[str, tuple[str, Context, Check]]] = {
-    "events": ("M", Context.EVENTS, checks.nothing),
-    "http": ("M", Context.HTTP, checks.nothing),
-    "server": ("H", Context.SERVER, checks.nothing),
-    "location": ("SL", Context.LOCATION, checks.text),
-    "if": ("SL", Context.CONDITION, checks.text),
-    "limit_except": ("L", Context.EXCEPT, checks.words),
-    "upstream": ("H", Context.UPSTREAM, checks.words),
-    "map": ("H", Context.PAIRS, checks.text),
-    "geo": ("H", Context.PAIRS, checks.text),
-    "split_clients": ("H", Context.PAIRS, checks.text),
-    "types": ("HSL", Context.PAIRS, checks.nothing),
+_BLOCKS: Final[dict[str, tuple[str, DirectiveContext, Check]]] = {
+    "events": ("M", DirectiveContext.EVENTS, checks.nothing),
+    "http": ("M", DirectiveContext.HTTP, checks.nothing),
+    "server": ("H", DirectiveContext.SERVER, checks.nothing),
+    "location": ("SL", DirectiveContext.LOCATION, checks.text),
+    "if": ("SL", DirectiveContext.CONDITION, checks.text),
+    "limit_except": ("L", DirectiveContext.EXCEPT, checks.words),
+    "upstream": ("H", DirectiveContext.UPSTREAM, checks.words),
+    "map": ("H", DirectiveContext.PAIRS, checks.text),
+    "geo": ("H", DirectiveContext.PAIRS, checks.text),
+    "split_clients": ("H", DirectiveContext.PAIRS, checks.text),
+    "types": ("HSL", DirectiveContext.PAIRS, checks.nothing),
 }
-_STREAM_BLOCKS: Final[dict[str, tuple[str, Context, Check]]] = {
-    "stream": ("M", Context.STREAM, checks.nothing),
-    "server": ("T", Context.STREAM_SERVER, checks.nothing),
-    "upstream": ("T", Context.STREAM_UPSTREAM, checks.words),
-    "map": ("T", Context.PAIRS, checks.text),
+_STREAM_BLOCKS: Final[dict[str, tuple[str, DirectiveContext, Check]]] = {
+    "stream": ("M", DirectiveContext.STREAM, checks.nothing),
+    "server": ("T", DirectiveContext.STREAM_SERVER, checks.nothing),
+    "upstream": ("T", DirectiveContext.STREAM_UPSTREAM, checks.words),
+    "map": ("T", DirectiveContext.PAIRS, checks.text),
 }
 
 
-def _contexts(letters: str) -> frozenset[Context]:
+def _contexts(letters: str) -> frozenset[DirectiveContext]:
     return frozenset(_CONTEXTS[letter] for letter in letters)
 
 
-def _table() -> dict[str, tuple[Entry, ...]]:
-    made: dict[str, tuple[Entry, ...]] = {}
-    for author, rows in ((Author.RAW, _RAW), (Author.WHOLE, _WHOLE), (Author.AGENT, _AGENT)):
+def _table() -> dict[str, tuple[DirectiveEntry, ...]]:
+    made: dict[str, tuple[DirectiveEntry, ...]] = {}
+    for author, rows in ((TextAuthor.RAW, _RAW), (TextAuthor.WHOLE, _WHOLE), (TextAuthor.AGENT, _AGENT)):
         for names, letters, check in rows:
-            entry = Entry(contexts=_contexts(letters), check=check, author=author)
+            entry = DirectiveEntry(contexts=_contexts(letters), check=check, author=author)
             for name in names.split():
                 made[name] = (*made.get(name, ()), entry)
     return made
@@ -334,13 +334,13 @@ def _table() -> dict[str, tuple[Entry, ...]]:
 DIRECTIVES: Final = _table()
 """By name; several entries where several may write it with different values."""
 BLOCKS: Final = tuple(
-    (name, Entry(contexts=_contexts(letters), check=check, author=author, opens=opens))
-    for author, rows in ((Author.WHOLE, _BLOCKS), (Author.AGENT, _STREAM_BLOCKS))
+    (name, DirectiveEntry(contexts=_contexts(letters), check=check, author=author, opens=opens))
+    for author, rows in ((TextAuthor.WHOLE, _BLOCKS), (TextAuthor.AGENT, _STREAM_BLOCKS))
     for name, (letters, opens, check) in rows.items()
 )
 
 
-def block_entry(name: str, context: Context, author: Author) -> Entry | None:
+def block_entry(name: str, context: DirectiveContext, author: TextAuthor) -> DirectiveEntry | None:
     """What a block is in a context when this author writes it; None if it may not stand there."""
     for known, entry in BLOCKS:
         if known == name and context in entry.contexts and entry.author <= author:
@@ -348,6 +348,6 @@ def block_entry(name: str, context: Context, author: Author) -> Entry | None:
     return None
 
 
-def entries(name: str, author: Author) -> Sequence[Entry]:
+def entries(name: str, author: TextAuthor) -> Sequence[DirectiveEntry]:
     """What a directive may be when this author writes it; none if it may not be written."""
     return [entry for entry in DIRECTIVES.get(name, ()) if entry.author <= author]

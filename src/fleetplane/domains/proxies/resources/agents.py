@@ -9,7 +9,7 @@ import msgspec
 
 from fleetplane.domains.proxies import access
 from fleetplane.domains.proxies.agents import observed
-from fleetplane.domains.proxies.agents.ports import Result
+from fleetplane.domains.proxies.agents.ports import AgentResult
 from fleetplane.domains.proxies.agents.runs import ProxyCall, ProxyCommand
 from fleetplane.domains.proxies.kinds.records import AGENT, Agent, AgentSpec, agent_scope
 from fleetplane.domains.proxies.resources.places import MIRROR, place
@@ -18,26 +18,26 @@ from fleetplane.domains.proxies.rules.configuration import labels_of
 from fleetplane.fleet.resources.acting import freeze_actions
 from fleetplane.fleet.resources.declaration import (
     READING,
-    Action,
     ActionCall,
     Begun,
     Column,
     ObjectState,
     PublicResource,
-    Reading,
-    Shape,
-    Verb,
-    View,
+    ResourceAction,
+    ResourceShape,
+    ResourceVerb,
+    ResourceView,
+    ViewReader,
 )
 from fleetplane.fleet.runs.channel import RunOrder
 from fleetplane.fleet.runs.policy import RunPolicy
 from fleetplane.fleet.runs.resources import begin
-from fleetplane.fleet.runs.targets import Target
+from fleetplane.fleet.runs.targets import RunTarget
 from fleetplane.kernel.errors import FailedPrecondition
 from fleetplane.kernel.values.times import spelled_or_null
 
 
-class ProxyAgentStatusView(Shape, frozen=True):
+class ProxyAgentStatusView(ResourceShape, frozen=True):
     state: str
     """`online`, `degraded`, `offline`, or `unregistered`: no machine has come with its token yet."""
     since: str | None
@@ -55,7 +55,7 @@ class ProxyAgentStatusView(Shape, frozen=True):
     """The NGINX that the agent was started beside, if it was."""
 
 
-class ObservedView(Shape, frozen=True):
+class ObservedView(ResourceShape, frozen=True):
     state: str
     """`observing`, `taking_over`, `taken_over` or `giving_back`."""
     config_path: str
@@ -74,7 +74,7 @@ class ObservedView(Shape, frozen=True):
     """Why the last change of hands failed."""
 
 
-def agent_view(agent: Agent, _reading: Reading) -> View[Any, ProxyAgentStatusView]:
+def agent_view(agent: Agent, _reading: ViewReader) -> ResourceView[Any, ProxyAgentStatusView]:
     """What is shown of an agent."""
     status = agent.status
     if status is None:
@@ -107,7 +107,7 @@ def agent_view(agent: Agent, _reading: Reading) -> View[Any, ProxyAgentStatusVie
             config_version=status.health.config_version if status.health is not None else None,
             observed=ObservedView(**msgspec.structs.asdict(status.observed)) if status.observed else None,
         )
-    return View(spec=MIRROR.shown(agent.spec), status=shown, labels=labels_of(agent))
+    return ResourceView(spec=MIRROR.shown(agent.spec), status=shown, labels=labels_of(agent))
 
 
 def live_agent(domain: Any, agent: Agent) -> Agent:
@@ -127,19 +127,19 @@ def agent_state(agent: Agent) -> ObjectState:
     return ObjectState(agent.status.state, "; ".join(agent.status.reasons))
 
 
-def _commanded(command: ProxyCommand, summary: str) -> Action:
+def _commanded(command: ProxyCommand, summary: str) -> ResourceAction:
     async def run(call: ActionCall) -> Begun | None:
         asked = ProxyCall(command=command)
         order = RunOrder(
             scope=call.stored.scope,
-            target=Target(names=(call.stored.name,)),
+            target=RunTarget(names=(call.stored.name,)),
             call=asked,
             policy=RunPolicy(deadline_seconds=asked.answer_seconds),
             actor=call.actor,
         )
         return await begin(call, call.domain.runs, order)
 
-    return Action(
+    return ResourceAction(
         name=command, summary=summary, permission=access.OPERATE, run=run, takes_time=True, anywhere=True
     )
 
@@ -163,7 +163,7 @@ async def _give_back(call: ActionCall) -> Begun | None:
     return None
 
 
-def _must(result: Result) -> None:
+def _must(result: AgentResult) -> None:
     if not result.success:
         raise FailedPrecondition(result.message)
 
@@ -201,12 +201,12 @@ AGENTS = PublicResource(
         Column(title="ADDRESS", value=".status.address", wide=True),
         Column(title="VERSION", value=".status.version", wide=True),
     ),
-    verbs=READING | {Verb.EXPLAIN, Verb.LOGS, Verb.FIGURES},
+    verbs=READING | {ResourceVerb.EXPLAIN, ResourceVerb.LOGS, ResourceVerb.FIGURES},
     actions=(
         _commanded(ProxyCommand.RELOAD, "Let its NGINX read its configuration again"),
         _commanded(ProxyCommand.RESTART, "Restart its NGINX"),
         _commanded(ProxyCommand.TEST, "Test what it serves, without applying anything"),
-        Action(
+        ResourceAction(
             name="roll-back",
             summary="Serve what a version said, whatever came later; without one, the newest again",
             permission=access.OPERATE,
@@ -214,7 +214,7 @@ AGENTS = PublicResource(
             anywhere=True,
             body=PinVersionBody,
         ),
-        Action(
+        ResourceAction(
             name="take-over",
             summary="Serve in the place of the NGINX that it observes, as a plan says",
             permission=access.ADMINISTER,
@@ -222,7 +222,7 @@ AGENTS = PublicResource(
             anywhere=True,
             body=TakeOverBody,
         ),
-        Action(
+        ResourceAction(
             name="give-back",
             summary="Start the NGINX again that it took over, as it was started before",
             permission=access.ADMINISTER,

@@ -12,21 +12,21 @@ from fleetplane.domains.proxies.kinds.values import CertificateState, Revocation
 from fleetplane.domains.proxies.resources.places import place
 from fleetplane.fleet.resources.declaration import (
     READING,
-    Action,
     ActionCall,
     Begun,
     Column,
     PublicResource,
-    Reading,
+    ResourceAction,
+    ResourceShape,
+    ResourceVerb,
+    ResourceView,
     Secret,
-    Shape,
-    Verb,
-    View,
+    ViewReader,
 )
 from fleetplane.kernel.values.times import spelled_or_null
 
 
-class ProxyCertificateSpecView(Shape, frozen=True, forbid_unknown_fields=True):
+class ProxyCertificateSpecView(ResourceShape, frozen=True, forbid_unknown_fields=True):
     provider: str
     """Who issues it; `imported` if its owner brings it."""
     domain: str = ""
@@ -37,7 +37,7 @@ class ProxyCertificateSpecView(Shape, frozen=True, forbid_unknown_fields=True):
     """Imported through the proxies' own API, never here, and never shown."""
 
 
-class ProxyCertificateStatusView(Shape, frozen=True):
+class ProxyCertificateStatusView(ResourceShape, frozen=True):
     state: str
     names: Sequence[str]
     fingerprint: str
@@ -50,11 +50,11 @@ class ProxyCertificateStatusView(Shape, frozen=True):
 
 
 def certificate_view(
-    certificate: Certificate, _reading: Reading
-) -> View[ProxyCertificateSpecView, ProxyCertificateStatusView]:
+    certificate: Certificate, _reading: ViewReader
+) -> ResourceView[ProxyCertificateSpecView, ProxyCertificateStatusView]:
     """What is shown of a certificate; of its key, whether there is one."""
     spec, status = certificate.spec, certificate.status or CertificateStatus(state=CertificateState.PENDING)
-    return View(
+    return ResourceView(
         spec=ProxyCertificateSpecView(
             domain=spec.domain,
             provider=spec.provider,
@@ -114,9 +114,9 @@ CERTIFICATES = PublicResource(
         Column(title="ERROR", value=".status.error"),
         Column(title="NAMES", value=".status.names", wide=True),
     ),
-    verbs=READING | {Verb.EXPLAIN},
+    verbs=READING | {ResourceVerb.EXPLAIN},
     actions=(
-        Action(
+        ResourceAction(
             name="rotate",
             summary="Order another certificate for the same names",
             permission=access.OPERATE,
@@ -124,7 +124,7 @@ CERTIFICATES = PublicResource(
             anywhere=True,
             takes_time=True,
         ),
-        Action(
+        ResourceAction(
             name="revoke",
             summary="Tell the authority that it must not be trusted any more",
             permission=access.OPERATE,

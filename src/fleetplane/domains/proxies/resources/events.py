@@ -8,15 +8,15 @@ from fleetplane.domains.proxies.kinds.records import AGENT
 from fleetplane.domains.proxies.resources.places import names, place
 from fleetplane.fleet.feeds.state_events import EventSpecView, event_resource
 from fleetplane.fleet.resources.common import NoStatus
-from fleetplane.fleet.resources.declaration import Reading, View
+from fleetplane.fleet.resources.declaration import ResourceView, ViewReader
 from fleetplane.kernel.values.times import spelled
 
 
-def event_view(event: AgentEvent, reading: Reading) -> View[EventSpecView, NoStatus]:
+def event_view(event: AgentEvent, reading: ViewReader) -> ResourceView[EventSpecView, NoStatus]:
     """What is shown of an event that an agent reported."""
     workspace, _, agent = event.scope.rpartition("/agent/")
     spec = event.spec
-    return View(
+    return ResourceView(
         spec=EventSpecView(
             type=spec.event_type,
             about=f"proxy-agents/{names(AGENT, workspace, reading)(agent)}",

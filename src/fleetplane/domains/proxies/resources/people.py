@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from fleetplane.domains.proxies.kinds.records import USER, User
 from fleetplane.fleet.resources.common import AccountSpecView, AccountStatusView, account_resource
-from fleetplane.fleet.resources.declaration import Reading, Secret, View
+from fleetplane.fleet.resources.declaration import ResourceView, Secret, ViewReader
 
 
-def user_view(user: User, _reading: Reading) -> View[AccountSpecView, AccountStatusView]:
+def user_view(user: User, _reading: ViewReader) -> ResourceView[AccountSpecView, AccountStatusView]:
     """What is shown of a user of proxies; roles are held in organisations."""
     spec = user.spec
-    return View(
+    return ResourceView(
         spec=AccountSpecView(
             domain="proxies",
             email=spec.email,

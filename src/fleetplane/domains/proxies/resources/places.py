@@ -30,7 +30,7 @@ from fleetplane.domains.proxies.kinds.values import Location, NamedAgents
 from fleetplane.domains.proxies.stream_options import StreamRoute
 from fleetplane.domains.proxies.typed_options import Access, Canary, ClientCertificates, UpstreamTls
 from fleetplane.fleet.resources import scopes
-from fleetplane.fleet.resources.declaration import Reading
+from fleetplane.fleet.resources.declaration import ViewReader
 from fleetplane.fleet.resources.mirrors import Mirror
 from fleetplane.kernel.resources import AnyKind, AnyResource
 
@@ -57,7 +57,7 @@ MIRROR = Mirror(
 )
 
 
-def place(stored: AnyResource, reading: Reading) -> str:
+def place(stored: AnyResource, reading: ViewReader) -> str:
     """The tenant of the organisation, or the workspace in it; empty if neither is there any more."""
     organization, workspace = organization_of(stored.scope), workspace_of(stored.scope)
     owner = reading.get(ORGANIZATION, organization_scope(organization), organization)
@@ -70,7 +70,7 @@ def place(stored: AnyResource, reading: Reading) -> str:
     return "" if found is None else scopes.below(tenant, "workspaces", found.spec.slug)
 
 
-def workspace_place(stored: Workspace, reading: Reading) -> str:
+def workspace_place(stored: Workspace, reading: ViewReader) -> str:
     """A workspace itself lies at its tenant."""
     organization = organization_of(stored.scope)
     owner = reading.get(ORGANIZATION, organization_scope(organization), organization)
@@ -78,7 +78,7 @@ def workspace_place(stored: Workspace, reading: Reading) -> str:
 
 
 def names(
-    kind: AnyKind, scope: str, reading: Reading, name: Callable[[Any], str] = lambda found: found.spec.name
+    kind: AnyKind, scope: str, reading: ViewReader, name: Callable[[Any], str] = lambda found: found.spec.name
 ) -> Callable[[str], str]:
     """From an id to a name; what is gone keeps its id."""
 
@@ -89,7 +89,7 @@ def names(
     return named
 
 
-def _certificate_names(scope: str, reading: Reading) -> Callable[[str], str]:
+def _certificate_names(scope: str, reading: ViewReader) -> Callable[[str], str]:
     """From an id to a domain, unless several providers have issued for it."""
 
     def named(identity: str) -> str:
@@ -102,7 +102,7 @@ def _certificate_names(scope: str, reading: Reading) -> Callable[[str], str]:
     return named
 
 
-def references(scope: str, reading: Reading) -> Mapping[str, Callable[[str], str]]:
+def references(scope: str, reading: ViewReader) -> Mapping[str, Callable[[str], str]]:
     """Names of what the things of a workspace refer to."""
     certificate = _certificate_names(scope, reading)
     return {

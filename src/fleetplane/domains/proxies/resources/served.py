@@ -24,10 +24,10 @@ from fleetplane.fleet.resources.declaration import (
     READING,
     Column,
     PublicResource,
-    Reading,
     Related,
-    Verb,
-    View,
+    ResourceVerb,
+    ResourceView,
+    ViewReader,
 )
 from fleetplane.kernel.resources import SpecT
 
@@ -52,10 +52,10 @@ def _unmasked(shown: Any, real: Any) -> Any:
     return tuple(map(_unmasked, shown, real)) if isinstance(real, tuple) else shown
 
 
-def host_view(host: VirtualHost, reading: Reading) -> View[Any, NoStatus]:
+def host_view(host: VirtualHost, reading: ViewReader) -> ResourceView[Any, NoStatus]:
     """What is shown of a virtual host."""
     spec = MIRROR.shown(host_without_hashes(_for_readers(host.spec)), references(host.scope, reading))
-    return View(spec=spec, status=None)
+    return ResourceView(spec=spec, status=None)
 
 
 VIRTUAL_HOSTS = PublicResource(
@@ -80,17 +80,17 @@ VIRTUAL_HOSTS = PublicResource(
         Column(title="LOCATIONS", value=lambda shown: len(shown["spec"]["locations"]), type="number"),
         Column(title="AGE", value=".metadata.createdAt", type="age", wide=True),
     ),
-    verbs=READING | {Verb.EXPLAIN},
+    verbs=READING | {ResourceVerb.EXPLAIN},
     relates=(Related(resource="certificate", path=".spec.certificate"),),
     explain="host",
     search=(".metadata.name", ".spec.serverName"),
 )
 
 
-def upstream_view(upstream: Upstream, reading: Reading) -> View[Any, NoStatus]:
+def upstream_view(upstream: Upstream, reading: ViewReader) -> ResourceView[Any, NoStatus]:
     """What is shown of an upstream."""
     spec = MIRROR.shown(_for_readers(upstream.spec), references(upstream.scope, reading))
-    return View(spec=spec, status=None)
+    return ResourceView(spec=spec, status=None)
 
 
 UPSTREAMS = PublicResource(

@@ -11,25 +11,25 @@ from fleetplane.domains.proxies.resources.raw_rights import raw_right
 from fleetplane.fleet.resources.acting import freeze_actions
 from fleetplane.fleet.resources.common import NoStatus
 from fleetplane.fleet.resources.declaration import (
-    Action,
     ActionCall,
     Begun,
     Column,
     PublicResource,
-    Reading,
-    Shape,
-    View,
+    ResourceAction,
+    ResourceShape,
+    ResourceView,
+    ViewReader,
 )
 
 
-class WorkspaceSpecView(Shape, frozen=True, forbid_unknown_fields=True):
+class WorkspaceSpecView(ResourceShape, frozen=True, forbid_unknown_fields=True):
     display_name: str = ""
     """Its name, unless it is called something else."""
 
 
-def workspace_view(workspace: Workspace, _reading: Reading) -> View[WorkspaceSpecView, NoStatus]:
+def workspace_view(workspace: Workspace, _reading: ViewReader) -> ResourceView[WorkspaceSpecView, NoStatus]:
     """What is shown of a workspace."""
-    return View(spec=WorkspaceSpecView(display_name=workspace.spec.name), status=None)
+    return ResourceView(spec=WorkspaceSpecView(display_name=workspace.spec.name), status=None)
 
 
 class VersionBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, rename="camel"):
@@ -62,7 +62,7 @@ WORKSPACES = PublicResource(
         Column(title="AGE", value=".metadata.createdAt", type="age"),
     ),
     actions=(
-        Action(
+        ResourceAction(
             name="roll-back",
             summary="Make the workspace what a version said, under a new number",
             permission=access.OPERATE,

@@ -35,7 +35,7 @@ from fleetplane.domains.proxies.tenancy.members import ApiTokens
 from fleetplane.domains.proxies.tenancy.users import FAMILY, Users
 from fleetplane.fleet.people import logins as people
 from fleetplane.fleet.people.account_kind import subject_of
-from fleetplane.fleet.people.door import Door
+from fleetplane.fleet.people.door import Authenticators
 from fleetplane.kernel.access import Permission
 from fleetplane.kernel.errors import NotFound, PermissionDenied
 from fleetplane.kernel.store import Store
@@ -69,7 +69,13 @@ class Me(msgspec.Struct, frozen=True, kw_only=True):
 
 class AccountRoutes:
     def __init__(
-        self, store: Store, access: Access, users: Users, logins: ProxyLogins, tokens: ApiTokens, door: Door
+        self,
+        store: Store,
+        access: Access,
+        users: Users,
+        logins: ProxyLogins,
+        tokens: ApiTokens,
+        door: Authenticators,
     ) -> None:
         self._door = door
         self._store = store

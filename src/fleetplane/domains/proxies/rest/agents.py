@@ -10,11 +10,11 @@ from msgspec import UNSET, UnsetType
 from fleetplane.domains.proxies.access import ADMINISTER, OPERATE, READ, Access
 from fleetplane.domains.proxies.agents.ports import (
     AgentOrder,
+    AgentPresence,
+    AgentVerb,
     CommandPort,
-    Presence,
-    Verb,
 )
-from fleetplane.domains.proxies.agents.registry import Agents, Enrolment
+from fleetplane.domains.proxies.agents.registry import AgentEnrolment, Agents
 from fleetplane.domains.proxies.kinds.records import AGENT, Agent, agent_scope
 from fleetplane.domains.proxies.kinds.values import AgentState
 from fleetplane.domains.proxies.rest import bodies as requests
@@ -48,10 +48,10 @@ _AGENTS = RouteGroup("Agents")
 _ONE = "/agents/{agent_id}"
 _OF_WORKSPACE = "/workspaces/{workspace_id}"
 _MESSAGES = {
-    Verb.RELOAD: "Nginx reloaded successfully",
-    Verb.RESTART: "Nginx restarted successfully",
-    Verb.STOP: "Nginx stopped successfully",
-    Verb.STATUS: "Nginx status reported",
+    AgentVerb.RELOAD: "Nginx reloaded successfully",
+    AgentVerb.RESTART: "Nginx restarted successfully",
+    AgentVerb.STOP: "Nginx stopped successfully",
+    AgentVerb.STATUS: "Nginx status reported",
 }
 
 
@@ -74,7 +74,7 @@ class AgentRoutes:
         store: Store,
         clock: Clock,
         agents: Agents,
-        presence: Presence,
+        presence: AgentPresence,
         commander: CommandPort,
         access: Access,
     ) -> None:
@@ -190,12 +190,12 @@ class AgentRoutes:
 
     async def reload(self, call: ProxyCall) -> Answer[CommandView]:
         """Reload NGINX."""
-        return await self._order(call, AgentOrder(verb=Verb.RELOAD))
+        return await self._order(call, AgentOrder(verb=AgentVerb.RELOAD))
 
     async def restart(self, call: ProxyCall) -> Answer[CommandView]:
         """Restart NGINX."""
         body: requests.Restart = call.body or requests.Restart()
-        return await self._order(call, AgentOrder(verb=Verb.RESTART, force=body.force))
+        return await self._order(call, AgentOrder(verb=AgentVerb.RESTART, force=body.force))
 
     async def stop(self, call: ProxyCall) -> Answer[CommandView]:
         """Stop NGINX."""
@@ -203,12 +203,12 @@ class AgentRoutes:
         if not 0 <= body.timeout_seconds <= STOP_LIMIT_SECONDS:
             message = f"Must be between 0 and {STOP_LIMIT_SECONDS}"
             raise Rejected(Problem(field="timeout_seconds", message=message, code=Code.OUT_OF_RANGE))
-        order = AgentOrder(verb=Verb.STOP, graceful=body.graceful, timeout_seconds=body.timeout_seconds)
+        order = AgentOrder(verb=AgentVerb.STOP, graceful=body.graceful, timeout_seconds=body.timeout_seconds)
         return await self._order(call, order)
 
     async def status(self, call: ProxyCall) -> Answer[CommandView]:
         """Get NGINX's status from the agent."""
-        return await self._order(call, AgentOrder(verb=Verb.STATUS))
+        return await self._order(call, AgentOrder(verb=AgentVerb.STATUS))
 
     async def _order(self, call: ProxyCall, order: AgentOrder) -> Answer[CommandView]:
         agent = self._agents.get(call.scope, call.path["agent_id"])
@@ -222,7 +222,7 @@ class AgentRoutes:
         return Answer(content=view)
 
 
-def enrolled(made: Enrolment) -> Answer[AgentTokenView]:
+def enrolled(made: AgentEnrolment) -> Answer[AgentTokenView]:
     """A new token, and where its agent is."""
     view = AgentTokenView(token=made.token, agent_id=made.agent.name, expires_at=spelled(made.expires_at_ns))
     return Answer(content=view, headers={"location": f"/v1/agents/{made.agent.name}"})

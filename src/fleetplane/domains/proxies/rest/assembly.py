@@ -19,11 +19,11 @@ from fleetplane.domains.proxies.agents.handover import Handovers
 from fleetplane.domains.proxies.agents.live import CHANNEL
 from fleetplane.domains.proxies.agents.machines import Machines
 from fleetplane.domains.proxies.agents.ports import (
+    AgentPresence,
     CommandPort,
     Deployer,
     NobodyThere,
-    Presence,
-    Records,
+    ReportedRecords,
     Revoker,
 )
 from fleetplane.domains.proxies.agents.registry import Agents
@@ -48,7 +48,7 @@ from fleetplane.domains.proxies.rest.traffic import TrafficRoutes
 from fleetplane.domains.proxies.rest.versions import VersionRoutes
 from fleetplane.domains.proxies.serving.access_lists import AccessLists
 from fleetplane.domains.proxies.serving.bulk_changes import Rewriting
-from fleetplane.domains.proxies.serving.certificates import Certificates, Offered
+from fleetplane.domains.proxies.serving.certificates import Certificates, OfferedIssuers
 from fleetplane.domains.proxies.serving.dns_zones import DnsZoneRecords
 from fleetplane.domains.proxies.serving.hosts import Hosts
 from fleetplane.domains.proxies.serving.private_keys import Vault
@@ -56,22 +56,22 @@ from fleetplane.domains.proxies.serving.streams import Streams
 from fleetplane.domains.proxies.serving.workspaces import Workspaces
 from fleetplane.domains.proxies.tenancy.logins import ProxyBearers, ProxyLogins, logins_of
 from fleetplane.domains.proxies.tenancy.members import ApiTokens, Members
-from fleetplane.domains.proxies.tenancy.organizations import OrganizationPlaces, Places
+from fleetplane.domains.proxies.tenancy.organizations import OrganizationPlaces, TenancyPlaces
 from fleetplane.domains.proxies.tenancy.quotas import QuotaOptions, Quotas
 from fleetplane.domains.proxies.tenancy.users import ADMIN_EMAIL, FAMILY, USER_RULES, Users
 from fleetplane.fleet.people.account_kind import subject_of
 from fleetplane.fleet.people.account_migration import migrate
 from fleetplane.fleet.people.directory import LoginDirectory
-from fleetplane.fleet.people.door import Admitted, Door
+from fleetplane.fleet.people.door import Admitted, Authenticators
 from fleetplane.fleet.runs.runs import Runs
 from fleetplane.kernel.access import EVERYWHERE
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.commands import Commands
-from fleetplane.kernel.identity import Tokens
+from fleetplane.kernel.identity import OneTimeTokens
 from fleetplane.kernel.store import Store
 from fleetplane.rpc import Needs
 from fleetplane.web import documents
-from fleetplane.web.documents import Document, Documents
+from fleetplane.web.documents import Documents, WebDocument
 from fleetplane.web.ops import Mount
 from fleetplane.web.rest.family import FamilyKernel, FamilyText, RestFamily
 from fleetplane.web.rest.gateway import REQUESTS_PER_MINUTE
@@ -86,7 +86,7 @@ class ProxyRestKernel(FamilyKernel, Protocol):
     """What of the kernel this half stands on."""
 
     @property
-    def door(self) -> Door: ...
+    def door(self) -> Authenticators: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +101,7 @@ class RestOptions:
     quotas: QuotaOptions = field(default_factory=QuotaOptions)
 
 
-class RestSide:
+class ProxyRest:
     """See `create`; the constructor takes what has been loaded."""
 
     def __init__(
@@ -112,11 +112,11 @@ class RestSide:
         workspaces: Workspaces,
         vault: Vault,
         logins: ProxyLogins,
-        tokens: Tokens,
-        presence: Presence,
+        tokens: OneTimeTokens,
+        presence: AgentPresence,
         commander: CommandPort,
-        records: Records,
-        offered: Offered,
+        records: ReportedRecords,
+        offered: OfferedIssuers,
         revoker: Revoker,
         deployer: Deployer,
         runs: ProxyRuns,
@@ -154,7 +154,7 @@ class RestSide:
                     store,
                     access,
                     self._users,
-                    Places(store, clock, workspaces),
+                    TenancyPlaces(store, clock, workspaces),
                     Members(store, workspaces),
                     AuditTrail(store, notes, self._email_of),
                     self.quotas,
@@ -205,20 +205,20 @@ class RestSide:
         *,
         workspaces: Workspaces,
         vault: Vault,
-        presence: Presence,
+        presence: AgentPresence,
         commander: CommandPort,
-        records: Records,
-        offered: Offered | None = None,
+        records: ReportedRecords,
+        offered: OfferedIssuers | None = None,
         revoker: Revoker | None = None,
         deployer: Deployer | None = None,
-        tokens: Tokens | None = None,
+        tokens: OneTimeTokens | None = None,
         runs: ProxyRuns | None = None,
-    ) -> RestSide:
+    ) -> ProxyRest:
         """With its keys and tokens, which are made or loaded unless they are given."""
         logins = logins_of(kernel.store, kernel.master, kernel.clock)
         await logins.load()
         if tokens is None:
-            tokens = Tokens(kernel.store, kernel.master, kernel.clock)
+            tokens = OneTimeTokens(kernel.store, kernel.master, kernel.clock)
             await tokens.load()
         return cls(
             kernel,
@@ -230,7 +230,7 @@ class RestSide:
             presence=presence,
             commander=commander,
             records=records,
-            offered=offered or Offered(),
+            offered=offered or OfferedIssuers(),
             revoker=revoker or NobodyThere(),
             deployer=deployer or NobodyThere(),
             runs=runs or _no_runs(kernel.store, kernel.clock),
@@ -265,7 +265,7 @@ class RestSide:
                 "/docs": documents.file("docs.html", "text/html; charset=utf-8"),
                 "/docs/docs.js": documents.file("docs.js", "text/javascript; charset=utf-8"),
                 "/docs/docs.css": documents.file("docs.css", "text/css; charset=utf-8"),
-                "/.well-known/jwks.json": Document(
+                "/.well-known/jwks.json": WebDocument(
                     content_type="application/json",
                     content=lambda: msgspec.json.encode(self._logins.jwks()),
                 ),
@@ -296,7 +296,7 @@ class RestSide:
             log.info("proxies.keys_rotated", kid=kid)
 
 
-def _holds_something(door: Door, account: str) -> bool:
+def _holds_something(door: Authenticators, account: str) -> bool:
     """Whether an account that is no user of proxies was given a role at any of their scopes."""
     subject = subject_of(account)
     given = door.given(Admitted(name=subject, subject=subject))

@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 
 from fleetplane.domains.proxies.access import OPERATE, READ
 from fleetplane.domains.proxies.agents.events import AgentEvent, AgentEvents
-from fleetplane.domains.proxies.agents.ports import Deployer, Presence
+from fleetplane.domains.proxies.agents.ports import AgentPresence, Deployer
 from fleetplane.domains.proxies.agents.registry import Agents
 from fleetplane.domains.proxies.kinds.records import (
     AGENT,
@@ -89,7 +89,12 @@ class ExplanationView(msgspec.Struct, frozen=True, kw_only=True):
 
 class DeploymentRoutes:
     def __init__(
-        self, store: Store, workspaces: Workspaces, agents: Agents, presence: Presence, deployer: Deployer
+        self,
+        store: Store,
+        workspaces: Workspaces,
+        agents: Agents,
+        presence: AgentPresence,
+        deployer: Deployer,
     ) -> None:
         self._store = store
         self._workspaces = workspaces

@@ -32,7 +32,7 @@ from fleetplane.domains.proxies.rest.common import (
     shown,
 )
 from fleetplane.domains.proxies.tenancy.members import Members
-from fleetplane.domains.proxies.tenancy.organizations import Places
+from fleetplane.domains.proxies.tenancy.organizations import TenancyPlaces
 from fleetplane.domains.proxies.tenancy.quotas import Quotas
 from fleetplane.domains.proxies.tenancy.users import Users
 from fleetplane.kernel.errors import PermissionDenied
@@ -54,7 +54,7 @@ class PlaceRoutes:
         store: Store,
         access: Access,
         users: Users,
-        places: Places,
+        places: TenancyPlaces,
         members: Members,
         trail: AuditTrail,
         quotas: Quotas,

@@ -22,7 +22,7 @@ from fleetplane.domains.proxies.rest.common import (
     if_match,
     shown,
 )
-from fleetplane.domains.proxies.rest.views import View
+from fleetplane.domains.proxies.rest.views import ProxyShape
 from fleetplane.domains.proxies.serving.streams import Streams
 from fleetplane.domains.proxies.stream_options import (
     StreamLimits,
@@ -39,7 +39,7 @@ from fleetplane.web.rest.routes import Answer, Route, RouteGroup
 _ROUTES = RouteGroup("Streams")
 
 
-class StreamView(View, frozen=True, kw_only=True):
+class StreamView(ProxyShape, frozen=True, kw_only=True):
     id: str
     workspace_id: str
     name: str

@@ -11,10 +11,10 @@ from fleetplane.domains.proxies.access import READ
 from fleetplane.domains.proxies.agents.ports import (
     LEVELS,
     AccessLogEntry,
+    AgentLogQuery,
     ErrorLogEntry,
     ErrorQuery,
-    LogQuery,
-    Records,
+    ReportedRecords,
 )
 from fleetplane.domains.proxies.kinds.records import AGENT
 from fleetplane.domains.proxies.rest.common import NS_PER_DAY, WINDOW, ProxyCall, window
@@ -70,7 +70,7 @@ class ErrorLogListing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordRoutes:
-    def __init__(self, store: Store, clock: Clock, records: Records) -> None:
+    def __init__(self, store: Store, clock: Clock, records: ReportedRecords) -> None:
         self._store = store
         self._clock = clock
         self._records = records
@@ -146,7 +146,7 @@ class RecordRoutes:
             raise Rejected(*problems)
         page = await self._records.access_log(
             call.scope,
-            LogQuery(
+            AgentLogQuery(
                 from_ns=from_ns,
                 to_ns=to_ns,
                 limit=limit,

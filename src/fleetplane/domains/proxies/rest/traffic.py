@@ -9,17 +9,17 @@ from typing import TypeVar
 import msgspec
 
 from fleetplane.domains.proxies.access import READ
-from fleetplane.domains.proxies.agents.ports import Records
+from fleetplane.domains.proxies.agents.ports import ReportedRecords
 from fleetplane.domains.proxies.kinds.records import AGENT, UPSTREAM, VIRTUAL_HOST
 from fleetplane.domains.proxies.rest.common import NS_PER_DAY, WINDOW, ProxyCall, window
-from fleetplane.domains.proxies.traffic.report import Report
+from fleetplane.domains.proxies.traffic.report import TrafficReport
 from fleetplane.domains.proxies.traffic.summary import (
     ERROR,
     PERCENTILES,
     STATUS_CLASSES,
     TOP_TOLD,
     Frequent,
-    Summary,
+    TrafficSummary,
 )
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.store import Store
@@ -118,7 +118,7 @@ class TrafficView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrafficRoutes:
-    def __init__(self, store: Store, clock: Clock, records: Records) -> None:
+    def __init__(self, store: Store, clock: Clock, records: ReportedRecords) -> None:
         self._store = store
         self._clock = clock
         self._records = records
@@ -167,7 +167,9 @@ class TrafficRoutes:
             )
         return Answer(content=self._view(scope, now, before, placed))
 
-    def _view(self, scope: str, now: Report, before: Summary, placed: Report) -> TrafficView:
+    def _view(
+        self, scope: str, now: TrafficReport, before: TrafficSummary, placed: TrafficReport
+    ) -> TrafficView:
         hosts = {one.name: one.spec.name for one in self._store.list(VIRTUAL_HOST, scope)}
         agents = {one.name: one.spec.name for one in self._store.list(AGENT, scope)}
         upstreams = {one.name: one.spec.name for one in self._store.list(UPSTREAM, scope)}
@@ -215,7 +217,7 @@ def step_of(seconds: int) -> int:
     return minute if seconds <= MINUTES_UP_TO else hour if seconds <= HOURS_UP_TO else day
 
 
-def figures(said: Summary) -> FiguresView:
+def figures(said: TrafficSummary) -> FiguresView:
     return FiguresView(
         requests=said.requests,
         in_bytes=said.received,
@@ -228,7 +230,7 @@ def figures(said: Summary) -> FiguresView:
     )
 
 
-def _busiest(many: Mapping[K, Summary]) -> list[tuple[K, Summary]]:
+def _busiest(many: Mapping[K, TrafficSummary]) -> list[tuple[K, TrafficSummary]]:
     return sorted(many.items(), key=lambda one: (-one[1].requests, str(one[0])))
 
 

@@ -10,7 +10,7 @@ from msgspec import UNSET
 
 from fleetplane.domains.proxies import wire
 from fleetplane.domains.proxies.access import OPERATE, RAW, READ, Access
-from fleetplane.domains.proxies.agents.ports import AgentOrder, CommandPort, Verb
+from fleetplane.domains.proxies.agents.ports import AgentOrder, AgentVerb, CommandPort
 from fleetplane.domains.proxies.agents.registry import Agents
 from fleetplane.domains.proxies.kinds.records import (
     ACCESS_LIST,
@@ -51,7 +51,7 @@ from fleetplane.domains.proxies.serving.workspaces import Workspaces
 from fleetplane.kernel.errors import FailedPrecondition, NotFound
 from fleetplane.kernel.store import Store
 from fleetplane.web.rest.pages import Listing, listing, number, paging
-from fleetplane.web.rest.problems import Code, Held, Problem, Rejected
+from fleetplane.web.rest.problems import Code, ConflictBlocker, Problem, Rejected
 from fleetplane.web.rest.routes import Answer, Query, Route, RouteGroup
 
 _CONFIG = RouteGroup("Configuration")
@@ -231,7 +231,7 @@ class VersionRoutes:
         around = self._workspaces.surroundings(call.scope, without=replaced)
         try:
             rules.accept_host(normal(host.spec()), around)
-        except (Rejected, Held) as error:
+        except (Rejected, ConflictBlocker) as error:
             return error.problems
         return ()
 
@@ -258,7 +258,7 @@ class VersionRoutes:
             self._authorities(call.scope, hosts, groups),
             {one.name: one.spec for one in self._store.list(ACCESS_LIST, call.scope)},
         )
-        order = AgentOrder(verb=Verb.VALIDATE, candidate=candidate)
+        order = AgentOrder(verb=AgentVerb.VALIDATE, candidate=candidate)
         return await self._asked(call, agent, order, field="virtual_host" if hosts else "upstream")
 
     def _needed_upstreams(self, scope: str, hosts: Mapping[str, VirtualHostSpec]) -> dict[str, UpstreamSpec]:
@@ -321,7 +321,7 @@ class VersionRoutes:
         if fault := await asyncio.to_thread(foreign_fault, content, ANYWHERE):
             refused = [Problem(field="config_content", message=fault)]
             return Answer(content=ValidationView(valid=False, errors=refused, message=fault))
-        order = AgentOrder(verb=Verb.VALIDATE, config_content=content)
+        order = AgentOrder(verb=AgentVerb.VALIDATE, config_content=content)
         return await self._asked(call, agent, order, field="config_content")
 
     # One agent's.

@@ -60,11 +60,11 @@ from fleetplane.domains.proxies.typed_options import (
 from fleetplane.kernel.values.times import spelled, spelled_or_null
 
 
-class View(msgspec.Struct, frozen=True, kw_only=True):
+class ProxyShape(msgspec.Struct, frozen=True, kw_only=True):
     pass
 
 
-class OrganizationView(View, frozen=True):
+class OrganizationView(ProxyShape, frozen=True):
     id: str
     name: str
     slug: str
@@ -82,7 +82,7 @@ def organization(found: Organization) -> OrganizationView:
     )
 
 
-class WorkspaceView(View, frozen=True):
+class WorkspaceView(ProxyShape, frozen=True):
     id: str
     organization_id: str
     name: str
@@ -100,7 +100,7 @@ def workspace(found: Workspace) -> WorkspaceView:
     )
 
 
-class UserView(View, frozen=True):
+class UserView(ProxyShape, frozen=True):
     id: str
     email: str
     name: str
@@ -120,7 +120,7 @@ def user(found: User) -> UserView:
     )
 
 
-class MemberView(View, frozen=True):
+class MemberView(ProxyShape, frozen=True):
     user_id: str
     email: str
     name: str
@@ -130,7 +130,7 @@ class MemberView(View, frozen=True):
     """`invited` until the user accepts; without any rights meanwhile."""
 
 
-class InvitationView(View, frozen=True):
+class InvitationView(ProxyShape, frozen=True):
     organization_id: str
     organization_name: str
     role: OrganizationRole
@@ -157,7 +157,7 @@ def member(found: Membership, of: User | None) -> MemberView:
     )
 
 
-class QuotaView(View, frozen=True):
+class QuotaView(ProxyShape, frozen=True):
     quota: str
     used: int
     limit: int
@@ -166,7 +166,7 @@ class QuotaView(View, frozen=True):
     workspace_id: str | None
 
 
-class ApiTokenView(View, frozen=True):
+class ApiTokenView(ProxyShape, frozen=True):
     id: str
     organization_id: str
     name: str
@@ -191,7 +191,7 @@ def api_token(found: ApiToken, token: str | UnsetType = UNSET) -> ApiTokenView:
     )
 
 
-class AgentView(View, frozen=True, kw_only=True):
+class AgentView(ProxyShape, frozen=True, kw_only=True):
     id: str
     workspace_id: str
     name: str
@@ -214,7 +214,7 @@ class AgentView(View, frozen=True, kw_only=True):
     created_at: str
 
 
-class AlertView(View, frozen=True, kw_only=True):
+class AlertView(ProxyShape, frozen=True, kw_only=True):
     id: str
     severity: Severity
     message: str
@@ -272,7 +272,7 @@ def _workspace_of(scope: str) -> str:
     return scope.rpartition("/")[2]
 
 
-class VirtualHostView(View, frozen=True, kw_only=True):
+class VirtualHostView(ProxyShape, frozen=True, kw_only=True):
     id: str
     workspace_id: str
     name: str
@@ -305,7 +305,7 @@ def _location(location: Location) -> Location:
     return location if shown is location.access else msgspec.structs.replace(location, access=shown)
 
 
-class SetAsideView(View, frozen=True, kw_only=True):
+class SetAsideView(ProxyShape, frozen=True, kw_only=True):
     agent_id: str
     version: int
     error: str
@@ -346,7 +346,7 @@ def virtual_host(
     )
 
 
-class UpstreamView(View, frozen=True, kw_only=True):
+class UpstreamView(ProxyShape, frozen=True, kw_only=True):
     id: str
     workspace_id: str
     name: str
@@ -383,7 +383,7 @@ def upstream(found: Upstream) -> UpstreamView:
     )
 
 
-class AccessListView(View, frozen=True, kw_only=True):
+class AccessListView(ProxyShape, frozen=True, kw_only=True):
     """Users without their passwords."""
 
     id: str
@@ -410,7 +410,7 @@ def access_list(found: AccessList) -> AccessListView:
     )
 
 
-class CertificateView(View, frozen=True, kw_only=True):
+class CertificateView(ProxyShape, frozen=True, kw_only=True):
     """Never with its private key."""
 
     id: str

@@ -16,7 +16,7 @@ from enum import StrEnum
 
 import msgspec
 
-from fleetplane.domains.proxies.kinds.records import Spec
+from fleetplane.domains.proxies.kinds.records import ProxiesSpec
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.kernel.resources import Kind, Nothing, Resource
 
@@ -39,7 +39,7 @@ RANK = {severity: rank for rank, severity in enumerate(Severity)}
 GRAVE = frozenset({Severity.ERROR, Severity.CRITICAL})
 
 
-class AlertSpec(Spec, frozen=True):
+class AlertSpec(ProxiesSpec, frozen=True):
     """Named by the alert's id, in the agent's scope. Written by the agents' service only."""
 
     severity: Severity
@@ -54,7 +54,7 @@ ALERT: Kind[AlertSpec, Nothing] = Kind("proxy-alert", AlertSpec, Nothing)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Threshold:
+class AlertThreshold:
     alert: str
     metric: str
     words: str
@@ -79,9 +79,9 @@ class AlertPolicy:
     critical_after_seconds: float = 120.0
     """How long without a break a figure is in the critical range before its alert is critical."""
 
-    def thresholds(self) -> Iterator[Threshold]:
+    def thresholds(self) -> Iterator[AlertThreshold]:
         for what, words in (("cpu", "CPU"), ("memory", "memory"), ("disk", "disk")):
-            yield Threshold(
+            yield AlertThreshold(
                 alert=f"{what}_high",
                 metric=f"{what}_percent",
                 words=f"High {words} usage",
@@ -187,7 +187,7 @@ def _measured(
             yield threshold.alert, _spec(threshold, severity, value)
 
 
-def _spec(threshold: Threshold, severity: Severity, value: float) -> AlertSpec:
+def _spec(threshold: AlertThreshold, severity: Severity, value: float) -> AlertSpec:
     message = f"{threshold.words}: {value:g}%"
     return AlertSpec(severity=severity, message=message, metric=threshold.metric, value=value)
 
@@ -202,7 +202,7 @@ def _nginx(report: pb.HealthReport) -> Iterator[tuple[str, AlertSpec]]:
         )
 
 
-def _severity(value: float, threshold: Threshold, before: Severity | None) -> Severity | None:
+def _severity(value: float, threshold: AlertThreshold, before: Severity | None) -> Severity | None:
     critical = threshold.critical - (HYSTERESIS if before is Severity.CRITICAL else 0)
     warning = threshold.warning - (HYSTERESIS if before is not None else 0)
     if value >= critical:

@@ -16,7 +16,7 @@ PLAIN_PORT = 80
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class WorkspaceSurroundings:
     """The workspace as a change finds it, without the object that is changed."""
 
     virtual_hosts: Mapping[str, VirtualHostSpec]
@@ -87,7 +87,7 @@ def _only_newest(spec: VirtualHostSpec) -> bool:
     return bool(spec.tls and spec.tls.profile == "modern")
 
 
-class Neighbours:
+class HostNeighbours:
     """Hosts by port, name and transport, so that a host is compared only with those it could clash with."""
 
     def __init__(self, hosts: Mapping[str, VirtualHostSpec]) -> None:
@@ -122,7 +122,7 @@ def _transport(spec: VirtualHostSpec, secure: bool) -> tuple[bool, bool, bool]:
 _TRANSPORTS = tuple((one, two, three) for one, two, three in product((False, True), repeat=3))
 
 
-def host_clashes(spec: VirtualHostSpec, around: Surroundings) -> Iterator[Problem]:
+def host_clashes(spec: VirtualHostSpec, around: WorkspaceSurroundings) -> Iterator[Problem]:
     """NGINX only warns about a name that is served twice, and lets one of the two win."""
     names = served_names(spec.server_name)
     for identity, other in around.virtual_hosts.items():

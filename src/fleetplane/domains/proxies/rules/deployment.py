@@ -18,7 +18,7 @@ import msgspec
 
 from fleetplane.domains.proxies.kinds.records import Deployment, DeploymentSpec, DeploymentStatus
 from fleetplane.domains.proxies.kinds.values import DeploymentState
-from fleetplane.domains.proxies.wire import Progress
+from fleetplane.domains.proxies.wire import VersionProgress
 from fleetplane.kernel.values.times import NS
 
 TIMED_OUT = "timeout"
@@ -60,14 +60,14 @@ class RetryPolicy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class WantedVersion:
     version: int
     config_id: str
     checksum: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Serving:
+class ServedVersion:
     """What a health report says that the agent serves."""
 
     version: int
@@ -88,24 +88,24 @@ class Settled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GiveUp:
+class GiveUpVersion:
     """The agent has been silent about it for too long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wait:
+class DeploymentWait:
     code: str
     message: str
     seconds: float | None = None
     """When to look again even if nothing happens."""
 
 
-Decision = Send | Settled | GiveUp | Wait
+Decision = Send | Settled | GiveUpVersion | DeploymentWait
 
 
 def decide(
-    wanted: Wanted,
-    serving: Serving | None,
+    wanted: WantedVersion,
+    serving: ServedVersion | None,
     deployment: Deployment | None,
     *,
     session_since_ns: int,
@@ -142,7 +142,7 @@ def decide(
     unheard = status.changed_at_ns <= deployment.spec.sent_at_ns
     if unheard and session_since_ns > deployment.spec.sent_at_ns:
         return Send()
-    return GiveUp() if left_ns <= 0 else _applying(wanted, status, left_ns)
+    return GiveUpVersion() if left_ns <= 0 else _applying(wanted, status, left_ns)
 
 
 def is_tried_again(status: DeploymentStatus) -> bool:
@@ -150,15 +150,15 @@ def is_tried_again(status: DeploymentStatus) -> bool:
     return status.applied_at_ns is not None and status.state not in FINAL
 
 
-def _applying(wanted: Wanted, status: DeploymentStatus, left_ns: int) -> Wait:
-    return Wait(
+def _applying(wanted: WantedVersion, status: DeploymentStatus, left_ns: int) -> DeploymentWait:
+    return DeploymentWait(
         code="APPLYING",
         message=f"version {wanted.version} is {status.state} at the agent",
         seconds=left_ns / NS,
     )
 
 
-def _is_served(wanted: Wanted, serving: Serving) -> bool:
+def _is_served(wanted: WantedVersion, serving: ServedVersion) -> bool:
     """An agent that reports no checksum is taken by its version."""
     return serving.version == wanted.version and serving.checksum in ("", wanted.checksum)
 
@@ -173,11 +173,13 @@ class _Again:
     asked: bool
 
     def after_the_end(
-        self, deployment: Deployment, status: DeploymentStatus, serving: Serving | None
+        self, deployment: Deployment, status: DeploymentStatus, serving: ServedVersion | None
     ) -> Decision:
         if status.state is S.SUCCESS:
             if serving is None or serving.at_ns <= status.changed_at_ns:
-                return Wait(code="UNCONFIRMED", message="the agent has not reported since it applied this")
+                return DeploymentWait(
+                    code="UNCONFIRMED", message="the agent has not reported since it applied this"
+                )
             return Send()  # it has lost what it once had
         if self.asked or status.error == TIMED_OUT or status.state is S.SUPERSEDED:
             return Send()
@@ -185,7 +187,7 @@ class _Again:
             return self._later(
                 deployment, status, "RETRYING", f"the agent could not apply this version: {status.error}"
             )
-        return Wait(code="REFUSED", message=f"the agent refused this version: {status.error}")
+        return DeploymentWait(code="REFUSED", message=f"the agent refused this version: {status.error}")
 
     def after_setting_aside(self, deployment: Deployment, status: DeploymentStatus) -> Decision:
         """The version is in service, but for some parts of it."""
@@ -194,14 +196,14 @@ class _Again:
         message = f"version {deployment.spec.version} is in service without {told(status.set_aside)}"
         if any(is_passing(error) for error in status.set_aside.values()):
             return self._later(deployment, status, "SET_ASIDE", message)
-        return Wait(code="SET_ASIDE", message=message)
+        return DeploymentWait(code="SET_ASIDE", message=message)
 
     def _later(self, deployment: Deployment, status: DeploymentStatus, code: str, message: str) -> Decision:
         since_ns = status.changed_at_ns
         stirred = self.stirred_ns > since_ns
         pause = self.policy.gap_seconds if stirred else self.policy.delay_seconds(deployment.spec.attempt)
         left_ns = since_ns + round(pause * NS) - self.now_ns
-        return Send() if left_ns <= 0 else Wait(code=code, message=message, seconds=left_ns / NS)
+        return Send() if left_ns <= 0 else DeploymentWait(code=code, message=message, seconds=left_ns / NS)
 
 
 def is_passing(error: str) -> bool:
@@ -236,7 +238,7 @@ def hold_seconds(
 
 
 def sent(
-    wanted: Wanted, before: Deployment | None, *, now_ns: int
+    wanted: WantedVersion, before: Deployment | None, *, now_ns: int
 ) -> tuple[DeploymentSpec, DeploymentStatus]:
     """What is written of a version that goes out. A try after a failure counts on from those before."""
     spec = DeploymentSpec(
@@ -254,7 +256,7 @@ def sent(
 
 
 def advanced(
-    status: DeploymentStatus, said: Progress, *, sent_at_ns: int, now_ns: int
+    status: DeploymentStatus, said: VersionProgress, *, sent_at_ns: int, now_ns: int
 ) -> DeploymentStatus | None:
     """What an agent's word changes; None if nothing: it is late, repeated, or after the end.
 
@@ -282,7 +284,7 @@ def advanced(
     )
 
 
-def _named_truly(status: DeploymentStatus, said: Progress) -> Progress:
+def _named_truly(status: DeploymentStatus, said: VersionProgress) -> VersionProgress:
     """What was overtaken has not failed; and if it was in service before, it was not even passed over."""
     if said.state is not S.FAILED or not _SUPERSEDED.fullmatch(said.error):
         return said
@@ -295,7 +297,7 @@ def _named_truly(status: DeploymentStatus, said: Progress) -> Progress:
 
 def overtaken(status: DeploymentStatus, by: int, *, sent_at_ns: int, now_ns: int) -> DeploymentStatus:
     """The end of a deployment that its agent never ended, because of a newer version."""
-    said = Progress(config_id="", version=0, state=S.FAILED, error=superseded(by), applied_at_ns=None)
+    said = VersionProgress(config_id="", version=0, state=S.FAILED, error=superseded(by), applied_at_ns=None)
     ended = advanced(status, said, sent_at_ns=sent_at_ns, now_ns=now_ns)
     assert ended is not None, "only what has not ended is overtaken"
     return ended

@@ -11,14 +11,14 @@ from collections.abc import Collection, Iterator, Mapping
 from fleetplane.domains.proxies.nginx import judging, quoting, rendering
 from fleetplane.domains.proxies.nginx.blocks import Directive
 from fleetplane.domains.proxies.nginx.paths import ANYWHERE
-from fleetplane.domains.proxies.nginx.table import Author, Context
+from fleetplane.domains.proxies.nginx.table import DirectiveContext, TextAuthor
 from fleetplane.web.rest.problems import Code, Problem
 
 DIRECTIVES_LIMIT = 64
 
 
 def problems(
-    directives: Mapping[str, str], *, field: str, contexts: Collection[Context]
+    directives: Mapping[str, str], *, field: str, contexts: Collection[DirectiveContext]
 ) -> Iterator[Problem]:
     """`contexts` are where they would stand."""
     if len(directives) > DIRECTIVES_LIMIT:
@@ -56,7 +56,7 @@ def text_fault(text: str) -> str:
     return ""
 
 
-def value_fault(value: str, *, name: str, contexts: Collection[Context]) -> str:
+def value_fault(value: str, *, name: str, contexts: Collection[DirectiveContext]) -> str:
     """Why a value is not the arguments of the directive `name`; empty if it is."""
     if fault := text_fault(value):
         return fault
@@ -70,7 +70,7 @@ def value_fault(value: str, *, name: str, contexts: Collection[Context]) -> str:
 def written_fault(name: str, *arguments: str) -> str:
     """Why an agent would not write this directive, of typed fields, into a location; empty if it would."""
     node = Directive(name, arguments)
-    fault = judging.directive_fault(node, {Context.LOCATION}, ANYWHERE, author=Author.RAW)
+    fault = judging.directive_fault(node, {DirectiveContext.LOCATION}, ANYWHERE, author=TextAuthor.RAW)
     return next(filter(None, map(text_fault, arguments)), "") or capital(fault)
 
 

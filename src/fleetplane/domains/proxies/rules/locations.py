@@ -13,7 +13,7 @@ from urllib.parse import SplitResult, urlsplit
 from msgspec import UNSET
 
 from fleetplane.domains.proxies.kinds.values import Location
-from fleetplane.domains.proxies.nginx.table import Context
+from fleetplane.domains.proxies.nginx.table import DirectiveContext
 from fleetplane.domains.proxies.rules import directives
 from fleetplane.web.rest.problems import Code, Problem
 
@@ -70,7 +70,9 @@ def reach_problems(location: Location, field: str) -> Iterator[Problem]:
         yield Problem(field=f"{field}.index", message=fault)
     yield from _rewrite_problems(location, field)
     own = location.custom_directives or {}
-    yield from directives.problems(own, field=f"{field}.custom_directives", contexts={Context.LOCATION})
+    yield from directives.problems(
+        own, field=f"{field}.custom_directives", contexts={DirectiveContext.LOCATION}
+    )
     if (
         "alias" in own
         and not location.path.startswith("=")

@@ -13,9 +13,9 @@ import msgspec
 
 from fleetplane.domains.proxies.kinds.records import PartSpec, SettingsSpec
 from fleetplane.domains.proxies.nginx import checks, judging
-from fleetplane.domains.proxies.nginx.table import Context
+from fleetplane.domains.proxies.nginx.table import DirectiveContext
 from fleetplane.domains.proxies.rules import directives
-from fleetplane.domains.proxies.rules.conflicts import Surroundings
+from fleetplane.domains.proxies.rules.conflicts import WorkspaceSurroundings
 from fleetplane.domains.proxies.rules.locations import reach_problems
 from fleetplane.domains.proxies.rules.streams import shape_problems
 from fleetplane.domains.proxies.rules.typed import proxying
@@ -40,7 +40,7 @@ class _Anything(Collection[str]):
         return 0
 
 
-_ANYTHING = Surroundings(
+_ANYTHING = WorkspaceSurroundings(
     virtual_hosts={}, upstreams=_Anything(), certificates=_Anything(), agents={}, access_lists=_Anything()
 )
 
@@ -54,7 +54,7 @@ def part_fault(part: PartSpec) -> str:
 def _problems(part: PartSpec) -> Iterator[Problem]:
     if (host := part.virtual_host) is not None:
         yield from directives.problems(
-            host.custom_directives, field="custom_directives", contexts={Context.SERVER}
+            host.custom_directives, field="custom_directives", contexts={DirectiveContext.SERVER}
         )
         for index, location in enumerate(host.locations):
             yield from reach_problems(location, f"locations.{index}")

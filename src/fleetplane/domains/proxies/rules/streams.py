@@ -11,7 +11,7 @@ from fleetplane.domains.proxies.nginx.site import LACKS, STREAMS
 from fleetplane.domains.proxies.nginx.streams import unsuited
 from fleetplane.domains.proxies.rules import directives
 from fleetplane.domains.proxies.rules.conflicts import (
-    Surroundings,
+    WorkspaceSurroundings,
     may_meet,
     served_names,
     served_ports,
@@ -20,7 +20,7 @@ from fleetplane.domains.proxies.rules.conflicts import (
 from fleetplane.domains.proxies.rules.targeting import target_problems
 from fleetplane.domains.proxies.rules.typed.access import rules_problems
 from fleetplane.domains.proxies.rules.typed.features import unable_problem
-from fleetplane.web.rest.problems import Code, Held, Problem, Rejected
+from fleetplane.web.rest.problems import Code, ConflictBlocker, Problem, Rejected
 
 STREAMS_PER_WORKSPACE: Final = 500
 ROUTES_LIMIT: Final = 200
@@ -45,7 +45,7 @@ def stream_upstreams(spec: StreamSpec) -> set[str]:
     return own | {route.upstream_id for route in spec.routes or ()}
 
 
-def stream_problems(spec: StreamSpec, around: Surroundings) -> Iterator[Problem]:
+def stream_problems(spec: StreamSpec, around: WorkspaceSurroundings) -> Iterator[Problem]:
     """What is wrong with a stream by itself, and with what it refers to."""
     yield from shape_problems(spec)
     if 1 <= spec.listen_port <= 65535 and spec.listen_port not in around.stream_ports:
@@ -138,7 +138,7 @@ def _range(value: int, low: int, high: int, field: str) -> Iterator[Problem]:
         yield Problem(field=field, message=f"Must be between {low} and {high}", code=Code.OUT_OF_RANGE)
 
 
-def _feature_problems(spec: StreamSpec, around: Surroundings) -> Iterator[Problem]:
+def _feature_problems(spec: StreamSpec, around: WorkspaceSurroundings) -> Iterator[Problem]:
     serving = {
         agent: around.capabilities[agent]
         for agent, labels in around.agents.items()
@@ -181,7 +181,7 @@ def upstream_of_streams_problems(
 # Together.
 
 
-def stream_clashes(spec: StreamSpec, around: Surroundings) -> Iterator[Problem]:
+def stream_clashes(spec: StreamSpec, around: WorkspaceSurroundings) -> Iterator[Problem]:
     """Other streams, and virtual hosts, on the same port of an agent."""
     for identity, other in around.streams.items():
         if (other.protocol, other.listen_port) == (spec.protocol, spec.listen_port) and may_meet(
@@ -207,7 +207,7 @@ def host_ports(host: VirtualHostSpec, protocol: str) -> set[int]:
     return {port for port, _ in served_ports(host)}
 
 
-def host_and_stream_clashes(host: VirtualHostSpec, around: Surroundings) -> Iterator[Problem]:
+def host_and_stream_clashes(host: VirtualHostSpec, around: WorkspaceSurroundings) -> Iterator[Problem]:
     """Streams on a port that a virtual host asks for."""
     for identity, stream in around.streams.items():
         if stream.listen_port in host_ports(host, stream.protocol) and may_meet(
@@ -247,9 +247,9 @@ def labelled_clashes(
         taken[place] = stream.name
 
 
-def accept_stream(spec: StreamSpec, around: Surroundings) -> None:
+def accept_stream(spec: StreamSpec, around: WorkspaceSurroundings) -> None:
     """Refuse a stream that is wrong, then one that clashes."""
     if problems := list(stream_problems(spec, around)):
         raise Rejected(*problems)
     if clashes := list(stream_clashes(spec, around)):
-        raise Held("the stream clashes with another listener", clashes)
+        raise ConflictBlocker("the stream clashes with another listener", clashes)

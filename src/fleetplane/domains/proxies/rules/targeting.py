@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fleetplane.domains.proxies.kinds.values import NamedAgents, SelectedAgents, TargetAgents
-from fleetplane.domains.proxies.rules.conflicts import Surroundings
+from fleetplane.domains.proxies.rules.conflicts import WorkspaceSurroundings
 from fleetplane.fleet import selectors
 from fleetplane.kernel.errors import InvalidArgument
 from fleetplane.web.rest.problems import Code, Problem
@@ -13,7 +13,7 @@ from fleetplane.web.rest.problems import Code, Problem
 AGENT_IDS_LIMIT = 1000
 
 
-def target_problems(target: TargetAgents, around: Surroundings) -> Iterator[Problem]:
+def target_problems(target: TargetAgents, around: WorkspaceSurroundings) -> Iterator[Problem]:
     """Agents that cannot be meant, by field."""
     match target:
         case SelectedAgents(label_selector=text):

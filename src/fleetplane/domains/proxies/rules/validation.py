@@ -1,7 +1,7 @@
 """What may be served: every check that saves agents from a configuration they could not accept.
 
 Pure: a change is judged against the workspace as it would be. What can never be right is a
-list of problems (422); what clashes with something else that is there is a `Held` (409) that
+list of problems (422); what clashes with something else that is there is a `ConflictBlocker` (409) that
 names it.
 """
 
@@ -20,9 +20,9 @@ from fleetplane.domains.proxies.kinds.values import (
     UpstreamServer,
 )
 from fleetplane.domains.proxies.nginx import checks
-from fleetplane.domains.proxies.nginx.table import Context
+from fleetplane.domains.proxies.nginx.table import DirectiveContext
 from fleetplane.domains.proxies.rules import directives
-from fleetplane.domains.proxies.rules.conflicts import Surroundings, host_clashes, served_names
+from fleetplane.domains.proxies.rules.conflicts import WorkspaceSurroundings, host_clashes, served_names
 from fleetplane.domains.proxies.rules.locations import BLANK_OR_QUOTE, location_problems, place
 from fleetplane.domains.proxies.rules.streams import host_and_stream_clashes, upstream_of_streams_problems
 from fleetplane.domains.proxies.rules.targeting import target_problems
@@ -32,7 +32,7 @@ from fleetplane.domains.proxies.rules.typed.features import feature_problems, up
 from fleetplane.domains.proxies.rules.typed.shared import option_problems, raw_beside_access
 from fleetplane.domains.proxies.rules.typed.tls import listening_problems, tls_problems
 from fleetplane.domains.proxies.rules.typed.upkeep import cache_room_problems, kept_problems
-from fleetplane.web.rest.problems import Code, Held, Problem, Rejected
+from fleetplane.web.rest.problems import Code, ConflictBlocker, Problem, Rejected
 
 NAME_LIMIT = 100
 SERVER_NAMES_LIMIT = 50
@@ -146,7 +146,7 @@ def _health_check_problems(check: HealthCheck) -> Iterator[Problem]:
 # Virtual hosts.
 
 
-def host_problems(spec: VirtualHostSpec, around: Surroundings) -> Iterator[Problem]:
+def host_problems(spec: VirtualHostSpec, around: WorkspaceSurroundings) -> Iterator[Problem]:
     yield from name_problems(spec.name)
     yield from _server_name_problems(spec.server_name)
     yield from _range(spec.listen_port, 1, 65535, "listen_port")
@@ -183,7 +183,7 @@ def host_problems(spec: VirtualHostSpec, around: Surroundings) -> Iterator[Probl
             )
         seen.add(normal)
     yield from directives.problems(
-        spec.custom_directives, field="custom_directives", contexts={Context.SERVER}
+        spec.custom_directives, field="custom_directives", contexts={DirectiveContext.SERVER}
     )
     if targeted := list(target_problems(spec.target_agents, around)):
         yield from targeted
@@ -205,7 +205,7 @@ def _server_name_problems(text: str) -> Iterator[Problem]:
         yield Problem(field="server_name", message="A name is given twice", code=Code.NOT_UNIQUE)
 
 
-def accept_host(spec: VirtualHostSpec, around: Surroundings) -> None:
+def accept_host(spec: VirtualHostSpec, around: WorkspaceSurroundings) -> None:
     """Refuse a virtual host that is wrong, then one that clashes."""
     problems = list(host_problems(spec, around))
     if spec.cache:
@@ -213,10 +213,10 @@ def accept_host(spec: VirtualHostSpec, around: Surroundings) -> None:
     if problems:
         raise Rejected(*problems)
     if clashes := [*host_clashes(spec, around), *host_and_stream_clashes(spec, around)]:
-        raise Held("the virtual host clashes with another", clashes)
+        raise ConflictBlocker("the virtual host clashes with another", clashes)
 
 
-def accept_upstream(spec: UpstreamSpec, around: Surroundings, *, identity: str = "") -> None:
+def accept_upstream(spec: UpstreamSpec, around: WorkspaceSurroundings, *, identity: str = "") -> None:
     """Refuse an upstream that is wrong, or that agents cannot serve, or the streams that have it."""
     problems = [
         *upstream_problems(spec, around.certificates),

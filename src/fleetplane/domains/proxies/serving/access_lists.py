@@ -26,8 +26,8 @@ from fleetplane.domains.proxies.kinds.unique import (
 )
 from fleetplane.domains.proxies.rules.configuration import lists_of
 from fleetplane.domains.proxies.rules.typed.access import list_problems
-from fleetplane.domains.proxies.serving.basis import Reading, decided_again
-from fleetplane.domains.proxies.serving.workspaces import Plan, Put, WorkspaceBatch, Workspaces
+from fleetplane.domains.proxies.serving.basis import ServedReader, decided_again
+from fleetplane.domains.proxies.serving.workspaces import PutObject, WorkspaceBatch, WorkspacePlan, Workspaces
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import NotFound
 from fleetplane.kernel.store import Store
@@ -111,22 +111,24 @@ class AccessLists:
 # What a change puts into a plan, whoever writes it.
 
 
-def _create(plan: Plan, scope: str, identity: str, spec: AccessListSpec, *, at: Reading) -> None:
+def _create(
+    plan: WorkspacePlan, scope: str, identity: str, spec: AccessListSpec, *, at: ServedReader
+) -> None:
     if at.count(ACCESS_LIST, scope) >= LISTS_PER_WORKSPACE:
         message = f"The workspace has {LISTS_PER_WORKSPACE} already"
         refuse([Problem(field="", message=message, code=Code.TOO_MANY)])
-    plan.puts.append(Put(kind=ACCESS_LIST, name=identity, spec=spec))
+    plan.puts.append(PutObject(kind=ACCESS_LIST, name=identity, spec=spec))
     plan.also.append(lambda draft: claim_unique(draft, ACCESS_LIST, scope, NAME, spec.name, identity))
     plan.also.append(lambda draft: register(draft, ACCESS_LIST, scope, identity))
 
 
-def _update(plan: Plan, scope: str, spec: AccessListSpec, *, before: AccessList) -> None:
+def _update(plan: WorkspacePlan, scope: str, spec: AccessListSpec, *, before: AccessList) -> None:
     identity, name = before.name, before.spec.name
-    plan.puts.append(Put(kind=ACCESS_LIST, name=identity, spec=spec, before=before))
+    plan.puts.append(PutObject(kind=ACCESS_LIST, name=identity, spec=spec, before=before))
     plan.also.append(lambda draft: move_unique(draft, ACCESS_LIST, scope, NAME, name, spec.name, identity))
 
 
-def _delete(plan: Plan, found: AccessList, *, at: Reading) -> None:
+def _delete(plan: WorkspacePlan, found: AccessList, *, at: ServedReader) -> None:
     scope, identity = found.scope, found.name
     using = [host for host in at.list(VIRTUAL_HOST, scope) if identity in lists_of(host.spec)]
     hold("the access list is in use", holders("access", "virtual host", using))

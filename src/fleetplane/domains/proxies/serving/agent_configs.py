@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fleetplane.domains.proxies import wire
 from fleetplane.domains.proxies.rules.configuration import AgentConfig
-from fleetplane.domains.proxies.rules.deployment import Wanted
+from fleetplane.domains.proxies.rules.deployment import WantedVersion
 from fleetplane.domains.proxies.serving.private_keys import Vault
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 
@@ -21,7 +21,7 @@ PREPARED_LIMIT = 32
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
     update: pb.ConfigUpdate
-    wanted: Wanted
+    wanted: WantedVersion
 
 
 class Configs:
@@ -43,7 +43,7 @@ class Configs:
                 for name, part in config.certificates.items()
             }
             update = wire.config_update(config, keys, self._variables(workspace))
-            wanted = Wanted(
+            wanted = WantedVersion(
                 version=config.version, config_id=config.config_id, checksum=wire.checksum(update)
             )
             self._ready[key] = ready = Prepared(update=update, wanted=wanted)

@@ -45,7 +45,7 @@ DECIDING: Final[tuple[AnyKind, ...]] = (
 """What decisions about a workspace look at."""
 
 
-class Reading(Protocol):
+class ServedReader(Protocol):
     """The store, or a draft of it."""
 
     def get(self, kind: Kind[SpecT, StatusT], scope: str, name: str) -> Resource[SpecT, StatusT] | None: ...
@@ -70,10 +70,10 @@ class Basis:
     """Of each deciding kind; the store gives the same list until something in it changes."""
 
     @classmethod
-    def of(cls, at: Reading, scope: str) -> Basis:
+    def of(cls, at: ServedReader, scope: str) -> Basis:
         return cls(scope, [at.list(kind, scope) for kind in DECIDING])
 
-    def require(self, at: Reading) -> None:
+    def require(self, at: ServedReader) -> None:
         """Raise `WorkspaceMoved` unless everything is as it was, and `NotFound` without the workspace."""
         if at.get(WORKSPACE, self.scope, self.scope.rpartition("/")[2]) is None:
             raise NotFound("workspace not found")

@@ -41,7 +41,7 @@ from fleetplane.domains.proxies.rules import conflicts as clashes
 from fleetplane.domains.proxies.rules import raw_text
 from fleetplane.domains.proxies.rules import validation as rules
 from fleetplane.domains.proxies.rules.configuration import authorities_of, upstream_authorities
-from fleetplane.domains.proxies.rules.conflicts import Neighbours, Surroundings
+from fleetplane.domains.proxies.rules.conflicts import HostNeighbours, WorkspaceSurroundings
 from fleetplane.domains.proxies.rules.raw_text import RawRight
 from fleetplane.domains.proxies.rules.streams import (
     STREAMS_PER_WORKSPACE,
@@ -63,7 +63,7 @@ from fleetplane.domains.proxies.serving.bundles import (
     BundledUpstream,
 )
 from fleetplane.domains.proxies.serving.hosts import NAME, sealing, settings_problems
-from fleetplane.domains.proxies.serving.workspaces import Plan, Put, Workspaces
+from fleetplane.domains.proxies.serving.workspaces import PutObject, WorkspacePlan, Workspaces
 from fleetplane.fleet.masking import masked_values
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import NotFound
@@ -78,7 +78,7 @@ PROBLEMS_LIMIT = 100
 
 
 @dataclass(slots=True, kw_only=True)
-class Wanted:
+class WantedWorkspace:
     """What a workspace should be afterwards; objects that are not mentioned stay, or go."""
 
     hosts: dict[str, VirtualHostSpec] = field(default_factory=dict)
@@ -136,8 +136,8 @@ class Rewriting:
             assert newest is not None
             return newest
 
-    def _as_it_was(self, scope: str, version: ConfigVersionSpec) -> Wanted:
-        wanted = Wanted(settings=SettingsSpec())
+    def _as_it_was(self, scope: str, version: ConfigVersionSpec) -> WantedWorkspace:
+        wanted = WantedWorkspace(settings=SettingsSpec())
         for identity, name in version.virtual_hosts.items():
             part = self._workspaces.part(scope, name)
             assert part is not None
@@ -162,9 +162,9 @@ class Rewriting:
             wanted.settings = part.settings
         return wanted
 
-    def _around(self, scope: str, wanted: Wanted) -> Surroundings:
+    def _around(self, scope: str, wanted: WantedWorkspace) -> WorkspaceSurroundings:
         now = self._workspaces.surroundings(scope)
-        return Surroundings(
+        return WorkspaceSurroundings(
             virtual_hosts={},
             upstreams=wanted.upstreams.keys(),
             upstream_specs=wanted.upstreams,
@@ -175,7 +175,7 @@ class Rewriting:
             capabilities=now.capabilities,
         )
 
-    def _replace_all(self, scope: str, plan: Plan, wanted: Wanted) -> None:
+    def _replace_all(self, scope: str, plan: WorkspacePlan, wanted: WantedWorkspace) -> None:
         plan.deletes.extend(
             host for host in self._store.list(VIRTUAL_HOST, scope) if host.name not in wanted.hosts
         )
@@ -190,7 +190,7 @@ class Rewriting:
         plan.deletes.extend(one for one in self._store.list(STREAM, scope) if one.name not in wanted.streams)
         self._write(scope, plan, wanted)
 
-    def _write(self, scope: str, plan: Plan, wanted: Wanted) -> None:
+    def _write(self, scope: str, plan: WorkspacePlan, wanted: WantedWorkspace) -> None:
         """Puts and claims for everything wanted, and the release of what the deleted held."""
         going = [(gone.kind, gone.name) for gone in plan.deletes]
         plan.also.append(lambda draft: _release(draft, scope, going))
@@ -203,12 +203,14 @@ class Rewriting:
         plan.also.append(lambda draft: _rename(draft, STREAM, scope, wanted.streams))
         if wanted.settings is not None:
             before = self._store.get(SETTINGS, scope, SETTINGS_NAME)
-            plan.puts.append(Put(kind=SETTINGS, name=SETTINGS_NAME, spec=wanted.settings, before=before))
+            plan.puts.append(
+                PutObject(kind=SETTINGS, name=SETTINGS_NAME, spec=wanted.settings, before=before)
+            )
 
-    def _put(self, scope: str, plan: Plan, kind: AnyKind, specs: Mapping[str, object]) -> None:
+    def _put(self, scope: str, plan: WorkspacePlan, kind: AnyKind, specs: Mapping[str, object]) -> None:
         for identity, spec in specs.items():
             before = self._store.get(kind, scope, identity)
-            plan.puts.append(Put(kind=kind, name=identity, spec=spec, before=before))
+            plan.puts.append(PutObject(kind=kind, name=identity, spec=spec, before=before))
             if before is None:
                 plan.also.append(_registering(kind, scope, identity))
 
@@ -276,12 +278,12 @@ class Rewriting:
             newest = self._workspaces.newest(scope)
             return msgspec.structs.replace(outcome, version=newest.version if newest else 0, dry_run=dry_run)
 
-    def _translated(self, scope: str, bundle: Bundle) -> tuple[Wanted, ImportOutcome]:
+    def _translated(self, scope: str, bundle: Bundle) -> tuple[WantedWorkspace, ImportOutcome]:
         upstreams = {one.spec.name: one.name for one in self._store.list(UPSTREAM, scope)}
         hosts = {one.spec.name: one.name for one in self._store.list(VIRTUAL_HOST, scope)}
         certificates = self._certificates(scope, bundle)
         ids = {one.id: upstreams.get(one.name) or new_uuid(self._clock) for one in bundle.upstreams}
-        wanted = Wanted(
+        wanted = WantedWorkspace(
             upstreams={ids[one.id]: bundles.securing(one.spec(), certificates) for one in bundle.upstreams}
         )
         self._list_ids(scope, bundle, wanted)
@@ -306,7 +308,7 @@ class Rewriting:
         total = len(bundle.upstreams) + len(bundle.virtual_hosts) + len(bundle.streams or ())
         return wanted, ImportOutcome(created=total - known, updated=known, version=0, dry_run=False)
 
-    def _list_ids(self, scope: str, bundle: Bundle, wanted: Wanted) -> dict[str, str]:
+    def _list_ids(self, scope: str, bundle: Bundle, wanted: WantedWorkspace) -> dict[str, str]:
         """From the bundle's access lists to ours, which are known again by their name."""
         here = {one.spec.name: one for one in self._store.list(ACCESS_LIST, scope)}
         ids = {}
@@ -341,12 +343,14 @@ def _too_many(hosts: int, upstreams: int) -> Iterator[Problem]:
             yield Problem(field=section, message=message, code=Code.TOO_MANY)
 
 
-def _judged(now: Surroundings, wanted: Wanted, bundle: Bundle) -> list[Problem]:
+def _judged(now: WorkspaceSurroundings, wanted: WantedWorkspace, bundle: Bundle) -> list[Problem]:
     """What is wrong with a bundle, up to a bound: nobody reads more at once. Pure."""
     return list(islice(_import_problems(now, wanted, bundle), PROBLEMS_LIMIT))
 
 
-def _import_problems(now: Surroundings, wanted: Wanted, bundle: Bundle) -> Iterator[Problem]:
+def _import_problems(
+    now: WorkspaceSurroundings, wanted: WantedWorkspace, bundle: Bundle
+) -> Iterator[Problem]:
     for index, upstream in enumerate(wanted.upstreams.values()):
         yield from _under(f"upstreams.{index}", rules.upstream_problems(upstream, now.certificates))
     if len(wanted.upstreams) < len(bundle.upstreams) or len(wanted.hosts) < len(bundle.virtual_hosts):
@@ -355,13 +359,13 @@ def _import_problems(now: Surroundings, wanted: Wanted, bundle: Bundle) -> Itera
     yield from _missing_certificates(now, wanted, bundle)
     every = {**now.virtual_hosts, **wanted.hosts}
     yield from cache_room_problems(every.values(), "virtual_hosts")
-    neighbours = Neighbours(every)
+    neighbours = HostNeighbours(every)
     upstreams = frozenset({*now.upstreams, *wanted.upstreams})
     lists = frozenset({*now.access_lists, *wanted.access_lists})
     for index, one in enumerate(wanted.access_lists.values()):
         yield from _under(f"access_lists.{index}", list_problems(one))
     for index, (identity, host) in enumerate(wanted.hosts.items()):
-        around = Surroundings(
+        around = WorkspaceSurroundings(
             virtual_hosts=neighbours.of(identity, host),
             upstreams=upstreams,
             certificates=now.certificates,
@@ -376,7 +380,9 @@ def _import_problems(now: Surroundings, wanted: Wanted, bundle: Bundle) -> Itera
         yield from _under("settings", settings_problems(wanted.settings))
 
 
-def _missing_certificates(now: Surroundings, wanted: Wanted, bundle: Bundle) -> Iterator[Problem]:
+def _missing_certificates(
+    now: WorkspaceSurroundings, wanted: WantedWorkspace, bundle: Bundle
+) -> Iterator[Problem]:
     """Certificates come by reference: those that something needs have to be in the workspace already."""
     needed: set[str | None] = {spec.ssl_certificate_id for spec in wanted.hosts.values()}
     needed |= {one for spec in wanted.hosts.values() for one in authorities_of(spec)}
@@ -392,7 +398,9 @@ def _missing_certificates(now: Surroundings, wanted: Wanted, bundle: Bundle) -> 
             )
 
 
-def _stream_problems(now: Surroundings, wanted: Wanted, bundle: Bundle) -> Iterator[Problem]:
+def _stream_problems(
+    now: WorkspaceSurroundings, wanted: WantedWorkspace, bundle: Bundle
+) -> Iterator[Problem]:
     """Streams of a bundle against everything that there will be."""
     every = {**now.streams, **wanted.streams}
     if len(every) > STREAMS_PER_WORKSPACE:
@@ -431,7 +439,9 @@ def _registering(kind: AnyKind, scope: str, identity: str) -> Callable[[Draft], 
     return lambda draft: register(draft, kind, scope, identity)
 
 
-def _deciding(raw: RawRight, scope: str, plan: Plan, wanted: Wanted) -> Callable[[Draft], None]:
+def _deciding(
+    raw: RawRight, scope: str, plan: WorkspacePlan, wanted: WantedWorkspace
+) -> Callable[[Draft], None]:
     gone = [one.name for one in plan.deletes if one.kind == VIRTUAL_HOST.name]
 
     def decide(draft: Draft) -> None:

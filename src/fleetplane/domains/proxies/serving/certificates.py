@@ -38,11 +38,11 @@ from fleetplane.domains.proxies.kinds.values import CertificateState
 from fleetplane.domains.proxies.rules.configuration import authorities_of, certificate_part
 from fleetplane.domains.proxies.rules.validation import domain_problems
 from fleetplane.domains.proxies.serving import binding
-from fleetplane.domains.proxies.serving.basis import Reading, decided_again
+from fleetplane.domains.proxies.serving.basis import ServedReader, decided_again
 from fleetplane.domains.proxies.serving.binding import LETS_ENCRYPT
 from fleetplane.domains.proxies.serving.chains import read_chain, read_key
 from fleetplane.domains.proxies.serving.private_keys import Vault
-from fleetplane.domains.proxies.serving.workspaces import Plan, Put, WorkspaceBatch, Workspaces
+from fleetplane.domains.proxies.serving.workspaces import PutObject, WorkspaceBatch, WorkspacePlan, Workspaces
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FailedPrecondition, NotFound
 from fleetplane.kernel.store import Store
@@ -112,7 +112,7 @@ def _names(leaf: x509.Certificate) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offered:
+class OfferedIssuers:
     """What can be requested from this server."""
 
     providers: tuple[str, ...] = PROVIDERS
@@ -131,7 +131,7 @@ class Certificates:
         clock: Clock,
         workspaces: Workspaces,
         vault: Vault,
-        offered: Offered = Offered(),  # noqa: B008  # frozen
+        offered: OfferedIssuers = OfferedIssuers(),  # noqa: B008  # frozen
     ) -> None:
         self._offered = offered
         self._store = store
@@ -199,7 +199,9 @@ class Certificates:
             before = self.get(scope, identity)
             plan = self._workspaces.plan(scope, cause=cause, subject=identity, actor=actor)
             plan.puts.append(
-                Put(kind=CERTIFICATE, name=identity, spec=before.spec, before=before, status=found.status())
+                PutObject(
+                    kind=CERTIFICATE, name=identity, spec=before.spec, before=before, status=found.status()
+                )
             )
             # Two workspaces may have ordered the same name at once: the first one to prove it has it.
             plan.also.append(
@@ -213,7 +215,7 @@ class Certificates:
         """Refuse to order a name that another workspace has a certificate for; see `binding`."""
         binding.require(certificate, self._store.list(CERTIFICATE), now_ns=self._clock.now_ns())
 
-    def _serve(self, plan: Plan, identity: str, spec: CertificateSpec, found: Material) -> None:
+    def _serve(self, plan: WorkspacePlan, identity: str, spec: CertificateSpec, found: Material) -> None:
         """Seal the key and mention the certificate in the next version."""
         part = certificate_part(identity, spec, found.status())
         assert part is not None
@@ -236,7 +238,7 @@ class Certificates:
                 status, state=state, error="", failures=0, next_attempt_at_ns=None
             )
             plan.puts.append(
-                Put(kind=CERTIFICATE, name=identity, spec=before.spec, before=before, status=renewed)
+                PutObject(kind=CERTIFICATE, name=identity, spec=before.spec, before=before, status=renewed)
             )
             written: Certificate = await self._workspaces.commit(scope, plan)
             return written
@@ -268,7 +270,7 @@ class Certificates:
                     hint="delete it, and ask for another",
                 )
             plan = batch.plan(scope, cause="certificate.update", subject=identity)
-            plan.puts.append(Put(kind=CERTIFICATE, name=identity, spec=spec, before=before))
+            plan.puts.append(PutObject(kind=CERTIFICATE, name=identity, spec=spec, before=before))
         else:
             problems = [] if spec.provider == IMPORTED else _request_problems(scope, spec, self._offered)
             refuse([*domain_problems(spec.domain), *problems])
@@ -283,7 +285,7 @@ class Certificates:
         self._delete(plan, found, at=batch.draft)
         batch.write(found.scope, plan)
 
-    def _delete(self, plan: Plan, found: Certificate, *, at: Reading) -> None:
+    def _delete(self, plan: WorkspacePlan, found: Certificate, *, at: ServedReader) -> None:
         scope, identity = found.scope, found.name
         hosts = at.list(VIRTUAL_HOST, scope)
         presenting = [host for host in hosts if host.spec.ssl_certificate_id == identity]
@@ -307,7 +309,7 @@ class Certificates:
                 lambda draft, fingerprint=fingerprint: self._vault.remove(draft, identity, fingerprint)  # type: ignore[misc]
             )
 
-    def _pinned_users(self, scope: str, identity: str, at: Reading) -> list[Problem]:
+    def _pinned_users(self, scope: str, identity: str, at: ServedReader) -> list[Problem]:
         """Agents that are rolled back to a version which serves it."""
         newest = self._workspaces.newest(scope, at=at)
         if newest is None:
@@ -322,7 +324,7 @@ class Certificates:
             and identity in version.spec.certificates
         ]
 
-    def _fingerprints(self, certificate: Certificate, at: Reading) -> set[str]:
+    def _fingerprints(self, certificate: Certificate, at: ServedReader) -> set[str]:
         """The fingerprints of all issues of this certificate in stored versions."""
         scope, identity = certificate.scope, certificate.name
         parts = {
@@ -340,13 +342,15 @@ class Certificates:
         return found
 
 
-def _create(plan: Plan, scope: str, identity: str, spec: CertificateSpec, status: CertificateStatus) -> None:
-    plan.puts.append(Put(kind=CERTIFICATE, name=identity, spec=spec, status=status))
+def _create(
+    plan: WorkspacePlan, scope: str, identity: str, spec: CertificateSpec, status: CertificateStatus
+) -> None:
+    plan.puts.append(PutObject(kind=CERTIFICATE, name=identity, spec=spec, status=status))
     plan.also.append(lambda draft: claim_unique(draft, CERTIFICATE, scope, DOMAIN, _claimed(spec), identity))
     plan.also.append(lambda draft: register(draft, CERTIFICATE, scope, identity))
 
 
-def _upstreams_with(at: Reading, scope: str, identity: str) -> list[Upstream]:
+def _upstreams_with(at: ServedReader, scope: str, identity: str) -> list[Upstream]:
     """Upstreams that check servers against it, or show it to them."""
     return [
         one
@@ -365,7 +369,7 @@ def _claimed(spec: CertificateSpec) -> str:
     return f"{spec.domain.lower()} {spec.provider}"
 
 
-def _request_problems(scope: str, spec: CertificateSpec, offered: Offered) -> list[Problem]:
+def _request_problems(scope: str, spec: CertificateSpec, offered: OfferedIssuers) -> list[Problem]:
     problems = []
     if spec.provider not in offered.providers:
         problems.append(Problem(field="provider", message=f"Must be one of {', '.join(offered.providers)}"))

@@ -37,11 +37,11 @@ from fleetplane.domains.proxies.nginx import judging
 from fleetplane.domains.proxies.rules import directives, raw_text
 from fleetplane.domains.proxies.rules import validation as rules
 from fleetplane.domains.proxies.rules.configuration import upstreams_of
-from fleetplane.domains.proxies.rules.conflicts import Surroundings
+from fleetplane.domains.proxies.rules.conflicts import WorkspaceSurroundings
 from fleetplane.domains.proxies.rules.raw_text import RawRight
 from fleetplane.domains.proxies.rules.streams import stream_upstreams
-from fleetplane.domains.proxies.serving.basis import Reading, decided_again
-from fleetplane.domains.proxies.serving.workspaces import Plan, Put, WorkspaceBatch, Workspaces
+from fleetplane.domains.proxies.serving.basis import ServedReader, decided_again
+from fleetplane.domains.proxies.serving.workspaces import PutObject, WorkspaceBatch, WorkspacePlan, Workspaces
 from fleetplane.domains.proxies.typed_options import HOST_GROUPS, UPSTREAM_GROUPS
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FailedPrecondition, NotFound
@@ -128,7 +128,7 @@ class Hosts:
             cache = msgspec.structs.replace(before.spec.cache, generation=before.spec.cache.generation + 1)
             spec = msgspec.structs.replace(before.spec, cache=cache)
             plan = self._workspaces.plan(scope, cause="virtual_host.purge", subject=identity, actor=actor)
-            plan.puts.append(Put(kind=VIRTUAL_HOST, name=identity, spec=spec, before=before))
+            plan.puts.append(PutObject(kind=VIRTUAL_HOST, name=identity, spec=spec, before=before))
             written: VirtualHost = await self._workspaces.commit(scope, plan)
             return written
 
@@ -166,16 +166,16 @@ class Hosts:
 
     def _create(
         self,
-        plan: Plan,
+        plan: WorkspacePlan,
         scope: str,
         identity: str,
         spec: VirtualHostSpec,
         *,
         raw: RawRight | None,
-        at: Reading,
+        at: ServedReader,
     ) -> None:
         _room_for(at, scope, VIRTUAL_HOST, rules.HOSTS_PER_WORKSPACE)
-        plan.puts.append(Put(kind=VIRTUAL_HOST, name=identity, spec=spec))
+        plan.puts.append(PutObject(kind=VIRTUAL_HOST, name=identity, spec=spec))
         _decide_raw(plan, scope, identity, spec, raw)
         plan.also.append(lambda draft: register(draft, VIRTUAL_HOST, scope, identity))
 
@@ -285,40 +285,44 @@ class Hosts:
 # What a change puts into a plan, whoever writes it.
 
 
-def _decide_raw(plan: Plan, scope: str, identity: str, spec: VirtualHostSpec, raw: RawRight | None) -> None:
+def _decide_raw(
+    plan: WorkspacePlan, scope: str, identity: str, spec: VirtualHostSpec, raw: RawRight | None
+) -> None:
     if raw is not None:
         plan.also.append(lambda draft: raw_text.decide_host(draft, raw, scope, identity, spec))
         plan.also.append(lambda draft: raw_text.decide_names(draft, raw, scope, {identity: spec}))
 
 
 def _update(
-    plan: Plan, scope: str, spec: VirtualHostSpec, *, before: VirtualHost, raw: RawRight | None
+    plan: WorkspacePlan, scope: str, spec: VirtualHostSpec, *, before: VirtualHost, raw: RawRight | None
 ) -> None:
     _decide_raw(plan, scope, before.name, spec, raw)
-    plan.puts.append(Put(kind=VIRTUAL_HOST, name=before.name, spec=spec, before=before))
+    plan.puts.append(PutObject(kind=VIRTUAL_HOST, name=before.name, spec=spec, before=before))
 
 
-def _delete(plan: Plan, scope: str, host: VirtualHost, *, raw: RawRight | None) -> None:
+def _delete(plan: WorkspacePlan, scope: str, host: VirtualHost, *, raw: RawRight | None) -> None:
     plan.deletes.append(host)
     if raw is not None:
         plan.also.append(lambda draft: raw_text.decide_host(draft, raw, scope, host.name, None))
     plan.also.append(lambda draft: unregister(draft, VIRTUAL_HOST, scope, host.name))
 
 
-def _create_upstream(plan: Plan, scope: str, identity: str, spec: UpstreamSpec, *, at: Reading) -> None:
+def _create_upstream(
+    plan: WorkspacePlan, scope: str, identity: str, spec: UpstreamSpec, *, at: ServedReader
+) -> None:
     _room_for(at, scope, UPSTREAM, rules.UPSTREAMS_PER_WORKSPACE)
-    plan.puts.append(Put(kind=UPSTREAM, name=identity, spec=spec))
+    plan.puts.append(PutObject(kind=UPSTREAM, name=identity, spec=spec))
     plan.also.append(lambda draft: claim_unique(draft, UPSTREAM, scope, NAME, spec.name, identity))
     plan.also.append(lambda draft: register(draft, UPSTREAM, scope, identity))
 
 
-def _update_upstream(plan: Plan, scope: str, spec: UpstreamSpec, *, before: Upstream) -> None:
+def _update_upstream(plan: WorkspacePlan, scope: str, spec: UpstreamSpec, *, before: Upstream) -> None:
     identity, name = before.name, before.spec.name
-    plan.puts.append(Put(kind=UPSTREAM, name=identity, spec=spec, before=before))
+    plan.puts.append(PutObject(kind=UPSTREAM, name=identity, spec=spec, before=before))
     plan.also.append(lambda draft: move_unique(draft, UPSTREAM, scope, NAME, name, spec.name, identity))
 
 
-def _delete_upstream(plan: Plan, scope: str, upstream: Upstream, *, at: Reading) -> None:
+def _delete_upstream(plan: WorkspacePlan, scope: str, upstream: Upstream, *, at: ServedReader) -> None:
     identity = upstream.name
     using = [
         host
@@ -336,7 +340,7 @@ def _delete_upstream(plan: Plan, scope: str, upstream: Upstream, *, at: Reading)
 
 
 def _put_settings(
-    plan: Plan,
+    plan: WorkspacePlan,
     scope: str,
     spec: SettingsSpec,
     *,
@@ -345,10 +349,10 @@ def _put_settings(
 ) -> None:
     if raw is not None:
         plan.also.append(lambda draft: raw_text.decide_settings(draft, raw, scope, spec))
-    plan.puts.append(Put(kind=SETTINGS, name=SETTINGS_NAME, spec=spec, before=before))
+    plan.puts.append(PutObject(kind=SETTINGS, name=SETTINGS_NAME, spec=spec, before=before))
 
 
-def _room_for(at: Reading, scope: str, kind: AnyKind, limit: int) -> None:
+def _room_for(at: ServedReader, scope: str, kind: AnyKind, limit: int) -> None:
     if at.count(kind, scope) >= limit:
         refuse([Problem(field="", message=f"The workspace has {limit} already", code=Code.TOO_MANY)])
 
@@ -364,7 +368,7 @@ async def sealing(spec: VirtualHostSpec) -> VirtualHostSpec:
     return await asyncio.to_thread(sealed, spec) if has_passwords(spec) else spec
 
 
-async def _accept(spec: VirtualHostSpec, around: Surroundings) -> None:
+async def _accept(spec: VirtualHostSpec, around: WorkspaceSurroundings) -> None:
     """Beside the event loop where there is much to parse."""
     own = (location.custom_directives or {} for location in spec.locations)
     if len(spec.custom_directives) + sum(map(len, own)) > PARSED_AT_ONCE:

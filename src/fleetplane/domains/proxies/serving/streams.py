@@ -17,8 +17,8 @@ from fleetplane.domains.proxies.kinds.unique import (
     unregister,
 )
 from fleetplane.domains.proxies.rules.streams import STREAMS_PER_WORKSPACE, accept_stream
-from fleetplane.domains.proxies.serving.basis import Reading, decided_again
-from fleetplane.domains.proxies.serving.workspaces import Plan, Put, WorkspaceBatch, Workspaces
+from fleetplane.domains.proxies.serving.basis import ServedReader, decided_again
+from fleetplane.domains.proxies.serving.workspaces import PutObject, WorkspaceBatch, WorkspacePlan, Workspaces
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import NotFound
 from fleetplane.kernel.store import Store
@@ -111,22 +111,22 @@ class Streams:
         batch.write(stream.scope, plan)
 
 
-def _create(plan: Plan, scope: str, identity: str, spec: StreamSpec, *, at: Reading) -> None:
+def _create(plan: WorkspacePlan, scope: str, identity: str, spec: StreamSpec, *, at: ServedReader) -> None:
     if at.count(STREAM, scope) >= STREAMS_PER_WORKSPACE:
         message = f"The workspace has {STREAMS_PER_WORKSPACE} already"
         refuse([Problem(field="", message=message, code=Code.TOO_MANY)])
-    plan.puts.append(Put(kind=STREAM, name=identity, spec=spec))
+    plan.puts.append(PutObject(kind=STREAM, name=identity, spec=spec))
     plan.also.append(lambda draft: claim_unique(draft, STREAM, scope, NAME, spec.name, identity))
     plan.also.append(lambda draft: register(draft, STREAM, scope, identity))
 
 
-def _update(plan: Plan, scope: str, spec: StreamSpec, *, before: Stream) -> None:
+def _update(plan: WorkspacePlan, scope: str, spec: StreamSpec, *, before: Stream) -> None:
     identity, name = before.name, before.spec.name
-    plan.puts.append(Put(kind=STREAM, name=identity, spec=spec, before=before))
+    plan.puts.append(PutObject(kind=STREAM, name=identity, spec=spec, before=before))
     plan.also.append(lambda draft: move_unique(draft, STREAM, scope, NAME, name, spec.name, identity))
 
 
-def _delete(plan: Plan, scope: str, stream: Stream) -> None:
+def _delete(plan: WorkspacePlan, scope: str, stream: Stream) -> None:
     plan.deletes.append(stream)
     plan.also.append(lambda draft: draft.release(STREAM, scope, NAME, stream.spec.name, stream.name))
     plan.also.append(lambda draft: unregister(draft, STREAM, scope, stream.name))

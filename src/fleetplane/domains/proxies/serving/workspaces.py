@@ -39,9 +39,9 @@ from fleetplane.domains.proxies.kinds.records import (
 )
 from fleetplane.domains.proxies.rules import configuration, reach
 from fleetplane.domains.proxies.rules.configuration import AgentConfig
-from fleetplane.domains.proxies.rules.conflicts import Surroundings
+from fleetplane.domains.proxies.rules.conflicts import WorkspaceSurroundings
 from fleetplane.domains.proxies.rules.ports import ANY_PORT, PortRanges
-from fleetplane.domains.proxies.serving.basis import Basis, Reading, WorkspaceMoved, decided_again
+from fleetplane.domains.proxies.serving.basis import Basis, ServedReader, WorkspaceMoved, decided_again
 from fleetplane.domains.proxies.serving.private_keys import Vault
 from fleetplane.kernel.errors import Conflict, NotFound
 from fleetplane.kernel.resources import AnyKind, AnyResource, Key
@@ -55,7 +55,7 @@ takes 110 KB, and what it mentions is kept once for all versions together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Put:
+class PutObject:
     """One object to be written. `before` is what the decision was based on."""
 
     kind: AnyKind
@@ -67,7 +67,7 @@ class Put:
 
 
 @dataclass(slots=True, kw_only=True)
-class Plan:
+class WorkspacePlan:
     """What one change amounts to."""
 
     cause: str
@@ -75,7 +75,7 @@ class Plan:
     subject: str
     actor: str
     next: configuration.NextVersion
-    puts: list[Put] = field(default_factory=list)
+    puts: list[PutObject] = field(default_factory=list)
     deletes: list[AnyResource] = field(default_factory=list)
     also: list[Callable[[Draft], None]] = field(default_factory=list)
     """Claims and secrets that belong to it."""
@@ -136,14 +136,14 @@ class Workspaces:
             finally:
                 self._bases.pop(scope, None)
 
-    def require(self, scope: str, *, at: Reading | None = None) -> None:
+    def require(self, scope: str, *, at: ServedReader | None = None) -> None:
         """For one who waited for the lock: the workspace may be gone by now."""
         if (at or self._store).get(WORKSPACE, scope, scope.rpartition("/")[2]) is None:
             raise NotFound("workspace not found")
 
     # Reading, as it is stored or (`at`) as it is in a draft.
 
-    def newest(self, scope: str, *, at: Reading | None = None) -> ConfigVersionSpec | None:
+    def newest(self, scope: str, *, at: ServedReader | None = None) -> ConfigVersionSpec | None:
         versions = (at or self._store).list(CONFIG_VERSION, scope)
         return versions[-1].spec if versions else None
 
@@ -157,7 +157,7 @@ class Workspaces:
             one.created_at_ns for one in self._store.list(CONFIG_VERSION, scope) if one.spec.version > number
         ]
 
-    def part(self, scope: str, name: str, *, at: Reading | None = None) -> PartSpec | None:
+    def part(self, scope: str, name: str, *, at: ServedReader | None = None) -> PartSpec | None:
         found = (at or self._store).get(CONFIG_PART, scope, name)
         return found.spec if found is not None else None
 
@@ -188,10 +188,10 @@ class Workspaces:
             known = self._faults[name] = reach.part_fault(part)
         return known
 
-    def hosts(self, scope: str, *, at: Reading | None = None) -> dict[str, VirtualHostSpec]:
+    def hosts(self, scope: str, *, at: ServedReader | None = None) -> dict[str, VirtualHostSpec]:
         return {host.name: host.spec for host in (at or self._store).list(VIRTUAL_HOST, scope)}
 
-    def streams(self, scope: str, *, at: Reading | None = None) -> dict[str, StreamSpec]:
+    def streams(self, scope: str, *, at: ServedReader | None = None) -> dict[str, StreamSpec]:
         return {stream.name: stream.spec for stream in (at or self._store).list(STREAM, scope)}
 
     def placed_otherwise(self, agent: Agent) -> list[str]:
@@ -199,13 +199,15 @@ class Workspaces:
         hosts, streams = self.hosts(agent.scope), self.streams(agent.scope)
         return configuration.placed_otherwise(agent, (*hosts.values(), *streams.values()))
 
-    def surroundings(self, scope: str, *, without: str = "", at: Reading | None = None) -> Surroundings:
+    def surroundings(
+        self, scope: str, *, without: str = "", at: ServedReader | None = None
+    ) -> WorkspaceSurroundings:
         store = at or self._store
         hosts = self.hosts(scope, at=at)
         agents = store.list(AGENT, scope)
         upstreams = {upstream.name: upstream.spec for upstream in store.list(UPSTREAM, scope)}
         streams = self.streams(scope, at=at)
-        return Surroundings(
+        return WorkspaceSurroundings(
             virtual_hosts={name: spec for name, spec in hosts.items() if name != without},
             upstreams=upstreams.keys(),
             upstream_specs=upstreams,
@@ -219,16 +221,20 @@ class Workspaces:
 
     # Writing.
 
-    def plan(self, scope: str, *, cause: str, subject: str, actor: str, at: Reading | None = None) -> Plan:
+    def plan(
+        self, scope: str, *, cause: str, subject: str, actor: str, at: ServedReader | None = None
+    ) -> WorkspacePlan:
         following = configuration.NextVersion.after(self.newest(scope, at=at))
         agents = at or self._store
         for agent in [name for name in following.pins if agents.get(AGENT, scope, name) is None]:
             del following.pins[agent]  # it was deleted, and no longer keeps its version alive
         is_held = self._hold(scope, following, at or self._store)
         basis = self._bases.get(scope) if at is None else None
-        return Plan(cause=cause, subject=subject, actor=actor, next=following, basis=basis, is_held=is_held)
+        return WorkspacePlan(
+            cause=cause, subject=subject, actor=actor, next=following, basis=basis, is_held=is_held
+        )
 
-    def _hold(self, scope: str, following: configuration.NextVersion, at: Reading) -> bool:
+    def _hold(self, scope: str, following: configuration.NextVersion, at: ServedReader) -> bool:
         """Keep agents where they are while rollouts move them; else let all go on with this version."""
         newest = self.newest(scope, at=at)
         if self._holds(at, scope):
@@ -239,7 +245,7 @@ class Workspaces:
             following.held, following.pins = None, self.pinned_by_operators(scope, at=at)
         return False
 
-    def pinned_by_operators(self, scope: str, *, at: Reading | None = None) -> dict[str, int]:
+    def pinned_by_operators(self, scope: str, *, at: ServedReader | None = None) -> dict[str, int]:
         """Agents that people pinned, each with its version."""
         return {
             agent.name: agent.spec.pinned_version
@@ -259,7 +265,7 @@ class Workspaces:
             plan.redeploy, plan.above = True, above
             await self.commit(scope, plan)
 
-    async def commit(self, scope: str, plan: Plan) -> Any:
+    async def commit(self, scope: str, plan: WorkspacePlan) -> Any:
         """Write it all; what was put as the plan's subject, if anything. The caller holds the lock.
 
         Raises `WorkspaceMoved` if somebody else, on whichever server, has changed what the plan depends on.
@@ -284,11 +290,11 @@ class Workspaces:
         done = await self._store.transact(change, actor=plan.actor, action=plan.cause, touches=touches)
         return done.value
 
-    def write_version(self, draft: Draft, scope: str, plan: Plan) -> None:
+    def write_version(self, draft: Draft, scope: str, plan: WorkspacePlan) -> None:
         """The version that follows from objects which were written to the same draft, and mentioned."""
         self._write_following(draft, scope, self._following(scope, plan, draft))
 
-    def _following(self, scope: str, plan: Plan, at: Reading) -> Following:
+    def _following(self, scope: str, plan: WorkspacePlan, at: ServedReader) -> Following:
         versions = [one.spec for one in at.list(CONFIG_VERSION, scope)]
         made = self._made(versions[-1] if versions else None, plan)
         old = _surplus(versions, made)
@@ -310,7 +316,7 @@ class Workspaces:
         for name in following.dropped:
             self._drop(draft, scope, name)
 
-    def _made(self, newest: ConfigVersionSpec | None, plan: Plan) -> ConfigVersionSpec | None:
+    def _made(self, newest: ConfigVersionSpec | None, plan: WorkspacePlan) -> ConfigVersionSpec | None:
         """The version that a plan makes; None if it says what the newest says already."""
         number = max(plan.above, 0 if newest is None else newest.version) + 1
         made = plan.next.finish(
@@ -336,7 +342,7 @@ class Workspaces:
         old: Sequence[ConfigVersionSpec],
         versions: Sequence[ConfigVersionSpec],
         made: ConfigVersionSpec | None,
-        at: Reading,
+        at: ServedReader,
     ) -> list[str]:
         """Parts that only versions on their way out mention."""
         if not old:
@@ -361,10 +367,10 @@ class WorkspaceBatch:
         self.draft = draft
         self._workspaces = workspaces
         self._actor = actor
-        self._versions: dict[str, Plan] = {}
+        self._versions: dict[str, WorkspacePlan] = {}
         self._written: dict[str, int] = {}
 
-    def plan(self, scope: str, *, cause: str, subject: str) -> Plan:
+    def plan(self, scope: str, *, cause: str, subject: str) -> WorkspacePlan:
         """For the change of one object; it shares the version that follows with the others."""
         shared = self._versions.get(scope)
         made = self._workspaces.plan(scope, cause=cause, subject=subject, actor=self._actor, at=self.draft)
@@ -373,7 +379,7 @@ class WorkspaceBatch:
             return replace(made, puts=[], deletes=[], also=[])
         return replace(made, next=shared.next)
 
-    def write(self, scope: str, plan: Plan) -> dict[str, AnyResource]:
+    def write(self, scope: str, plan: WorkspacePlan) -> dict[str, AnyResource]:
         """The objects of a plan of this batch; what was put, by name."""
         written = write_objects(self.draft, scope, plan)
         mention_all(plan)
@@ -390,7 +396,7 @@ class WorkspaceBatch:
             self._workspaces.write_version(self.draft, scope, plan)
 
 
-def mention_all(plan: Plan) -> None:
+def mention_all(plan: WorkspacePlan) -> None:
     """Say in the version that follows what the plan puts and deletes."""
     for put in plan.puts:
         _mention(plan.next, put.kind, put.name, put.spec)
@@ -398,7 +404,7 @@ def mention_all(plan: Plan) -> None:
         _forget(plan.next, gone)
 
 
-def write_objects(draft: Draft, scope: str, plan: Plan) -> dict[str, AnyResource]:
+def write_objects(draft: Draft, scope: str, plan: WorkspacePlan) -> dict[str, AnyResource]:
     """Everything of a plan but the version; what was put, by name."""
     for also in plan.also:
         also(draft)
@@ -439,7 +445,7 @@ def _forget(draft: configuration.NextVersion, gone: AnyResource) -> None:
         draft.remove("streams", gone.name)
 
 
-def _write(draft: Draft, scope: str, put: Put) -> AnyResource:
+def _write(draft: Draft, scope: str, put: PutObject) -> AnyResource:
     current = draft.get(put.kind, scope, put.name)
     before = put.before
     if (current is None) != (before is None) or (

@@ -22,9 +22,9 @@ from fleetplane.domains.proxies.kinds.records import (
 from fleetplane.domains.proxies.tenancy.members import TOKEN_PREFIX, ApiTokens
 from fleetplane.domains.proxies.tenancy.users import FAMILY, USER_RULES
 from fleetplane.fleet.people.account_kind import ACCOUNT, SCOPE, subject_of
-from fleetplane.fleet.people.account_rules import Reader
-from fleetplane.fleet.people.door import Admitted, Door
-from fleetplane.fleet.people.login_records import Login, LoginActions, LoginPolicy, LoginRecords
+from fleetplane.fleet.people.account_rules import AccountSource
+from fleetplane.fleet.people.door import Admitted, Authenticators
+from fleetplane.fleet.people.login_records import LoginActions, LoginPolicy, LoginRecord, LoginRecords
 from fleetplane.fleet.people.logins import Logins
 from fleetplane.kernel.access import Binding, Principal
 from fleetplane.kernel.clock import Clock
@@ -75,15 +75,15 @@ class ProxyLoginRecords(LoginRecords):
         scope = self._store.claimed_by(SESSION, "", ID_CLAIM, login)
         return SESSION.key(scope, login) if scope is not None else None
 
-    def read(self, reader: Reader, key: Key) -> Login | None:
+    def read(self, reader: AccountSource, key: Key) -> LoginRecord | None:
         found = reader.get(SESSION, key.scope, key.name)
         return _login(found) if found is not None else None
 
-    def list(self, reader: Reader, account: str | None = None) -> Sequence[Login]:
+    def list(self, reader: AccountSource, account: str | None = None) -> Sequence[LoginRecord]:
         scope = user_scope(account) if account is not None else ""
         return [_login(one) for one in in_order(reader.list(SESSION, scope))]
 
-    def write(self, draft: Draft, login: Login) -> None:
+    def write(self, draft: Draft, login: LoginRecord) -> None:
         assert login.idle_expires_at_ns is not None
         scope, name = login.key.scope, login.key.name
         if draft.get(SESSION, scope, name) is None:
@@ -98,9 +98,9 @@ class ProxyLoginRecords(LoginRecords):
             draft.release(SESSION, "", ID_CLAIM, key.name, key.scope)
 
 
-def _login(found: Resource[SessionSpec, SessionStatus]) -> Login:
+def _login(found: Resource[SessionSpec, SessionStatus]) -> LoginRecord:
     status = found.status or SessionStatus(generation=0, idle_expires_at_ns=0)
-    return Login(
+    return LoginRecord(
         key=SESSION.key(found.scope, found.name),
         account=found.spec.user,
         expires_at_ns=found.spec.expires_at_ns,
@@ -125,7 +125,7 @@ class ProxyBearers:
     """
 
     def __init__(
-        self, store: Store, logins: ProxyLogins, tokens: ApiTokens, access: Access, door: Door
+        self, store: Store, logins: ProxyLogins, tokens: ApiTokens, access: Access, door: Authenticators
     ) -> None:
         self._store = store
         self._logins = logins

@@ -26,7 +26,7 @@ from fleetplane.domains.proxies.serving.workspaces import Workspaces
 from fleetplane.kernel.access import Principal
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import AlreadyExists, NotFound, PermissionDenied, Unauthenticated
-from fleetplane.kernel.identity import Tokens
+from fleetplane.kernel.identity import OneTimeTokens
 from fleetplane.kernel.store import Draft, Store
 from fleetplane.kernel.values.ids import new_uuid
 from fleetplane.web.rest.problems import Code, Problem
@@ -172,7 +172,7 @@ class NewToken:
 class ApiTokens:
     """Tokens of programs. The kernel keeps and checks them; here is what they are good for."""
 
-    def __init__(self, store: Store, clock: Clock, tokens: Tokens, workspaces: Workspaces) -> None:
+    def __init__(self, store: Store, clock: Clock, tokens: OneTimeTokens, workspaces: Workspaces) -> None:
         self._store = store
         self._clock = clock
         self._tokens = tokens

@@ -96,7 +96,7 @@ class OrganizationPlaces:
         return None if found is None else f"{above}/workspaces/{found.spec.slug}"
 
 
-class Places:
+class TenancyPlaces:
     def __init__(self, store: Store, clock: Clock, workspaces: Workspaces) -> None:
         self._store = store
         self._clock = clock

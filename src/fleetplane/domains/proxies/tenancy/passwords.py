@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from fleetplane.kernel.identity.passwords import Fault, fault
+from fleetplane.kernel.identity.passwords import PasswordFault, fault
 from fleetplane.web.rest.problems import Code, Problem
 
-_CODES = {Fault.TOO_SHORT: Code.OUT_OF_RANGE, Fault.TOO_LONG: Code.TOO_LONG}
+_CODES = {PasswordFault.TOO_SHORT: Code.OUT_OF_RANGE, PasswordFault.TOO_LONG: Code.TOO_LONG}
 
 
 def problems(password: str, *, field: str) -> list[Problem]:

@@ -118,7 +118,7 @@ def quotas(options: QuotaOptions) -> tuple[Quota, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
+class QuotaUsage:
     quota: Quota
     used: int
     workspace: str
@@ -136,16 +136,16 @@ class Quotas:
     def __repr__(self) -> str:
         return f"<Quotas refused={self.refused.total()}>"
 
-    def usage(self, organization: str) -> Iterator[Usage]:
+    def usage(self, organization: str) -> Iterator[QuotaUsage]:
         """What an organisation has of everything that is bounded for it."""
         scope = organization_scope(organization)
         for quota in self._quotas.values():
             if quota.holder == "organization":
-                yield Usage(quota=quota, used=self._store.count(quota.kind, scope), workspace="")
+                yield QuotaUsage(quota=quota, used=self._store.count(quota.kind, scope), workspace="")
             elif quota.holder == "workspace":
                 for workspace in self._store.list(WORKSPACE, scope):
                     used = self._store.count(quota.kind, workspace.scope)
-                    yield Usage(quota=quota, used=used, workspace=workspace.name)
+                    yield QuotaUsage(quota=quota, used=used, workspace=workspace.name)
 
     def _beside(self, _actor: str, _action: str, touches: Collection[Key]) -> Beside | None:
         """Part in transactions that may add or remove something bounded."""

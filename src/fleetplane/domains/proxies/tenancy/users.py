@@ -43,11 +43,11 @@ from fleetplane.kernel.errors import (
     Unauthenticated,
 )
 from fleetplane.kernel.identity import MasterKey
-from fleetplane.kernel.identity.passwords import Failures
+from fleetplane.kernel.identity.passwords import LoginFailures
 from fleetplane.kernel.resources import Nothing
 from fleetplane.kernel.store import Draft, Store
 from fleetplane.kernel.values.ids import new_uuid
-from fleetplane.web.rest.problems import Code, Held, Problem
+from fleetplane.web.rest.problems import Code, ConflictBlocker, Problem
 
 FAMILY = "proxies"
 """What these logins are called, and the door's name for their tokens and for API tokens."""
@@ -129,8 +129,8 @@ class UserRules(AccountRules[UserSpec, Nothing]):
     def taken(self, login: str) -> AlreadyExists:
         return AlreadyExists(f"{EMAIL} {login!r} is taken", field=EMAIL)
 
-    def last_administrator(self) -> Held:
-        return Held(
+    def last_administrator(self) -> ConflictBlocker:
+        return ConflictBlocker(
             "the last system administrator must stay",
             [Problem(field="is_system_admin", message="There is no other", code=Code.IN_USE)],
         )
@@ -154,7 +154,7 @@ class Users(Accounts[UserSpec, Nothing]):
         """`is_welcome`: whether an account that is no user yet holds something here, by its name."""
         super().__init__(store, master, clock, USER_RULES, logins, linked)
         self._is_welcome = is_welcome
-        self._wrong_passwords = Failures(limit=FAILURES_LIMIT)
+        self._wrong_passwords = LoginFailures(limit=FAILURES_LIMIT)
         """Of logins that change their user's password: whoever took one over must not guess it."""
 
     async def create(self, spec: UserSpec, password: str, *, actor: str) -> User:

@@ -20,7 +20,7 @@ from fleetplane.domains.proxies.kinds.records import Agent
 from fleetplane.domains.proxies.traffic.fields import ACCESS, FIELDS, PLACE, Row, plain_fields, row_of
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.kernel.errors import InvalidArgument
-from fleetplane.kernel.telemetry import FoundLine, Line
+from fleetplane.kernel.telemetry import FoundLine, LogRecord
 from fleetplane.kernel.values.times import NS, spelled
 
 AHEAD_NS = 300 * NS
@@ -50,14 +50,14 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True):
 _COLUMNS: Final = msgspec.msgpack.Decoder(Columns)
 
 
-def lines_of(agent: Agent, batch: pb.LogBatch, now_ns: int) -> list[Line]:
+def lines_of(agent: Agent, batch: pb.LogBatch, now_ns: int) -> list[LogRecord]:
     made = [line_of(agent, entry, number, now_ns) for number, entry in enumerate(batch.entries)]
     if batch.columns:
         made += _by_column(agent, batch.columns, now_ns)
     return made
 
 
-def _by_column(agent: Agent, packed: bytes, now_ns: int) -> Iterator[Line]:
+def _by_column(agent: Agent, packed: bytes, now_ns: int) -> Iterator[LogRecord]:
     try:
         said = _COLUMNS.decode(packed)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -73,11 +73,11 @@ def _by_column(agent: Agent, packed: bytes, now_ns: int) -> Iterator[Line]:
     return _requests(agent, zip(said.time, said.id, rows, seqs, strict=True), now_ns)
 
 
-def _requests(agent: Agent, said: Iterable[tuple[int, str, Row, str]], now_ns: int) -> Iterator[Line]:
+def _requests(agent: Agent, said: Iterable[tuple[int, str, Row, str]], now_ns: int) -> Iterator[LogRecord]:
     scope, source, encode = agent.scope, agent.name, _ENCODER.encode
     for number, (time, given, row, seq) in enumerate(said):
         identity = given or _numbered(agent, time, number, f"{row[_METHOD]} {row}")
-        yield Line(
+        yield LogRecord(
             scope=scope,
             stream=ACCESS,
             source=source,
@@ -92,7 +92,7 @@ def _requests(agent: Agent, said: Iterable[tuple[int, str, Row, str]], now_ns: i
         )
 
 
-def line_of(agent: Agent, entry: pb.LogEntry, number: int, now_ns: int) -> Line:
+def line_of(agent: Agent, entry: pb.LogEntry, number: int, now_ns: int) -> LogRecord:
     plain = None if entry.fields.get("id") else plain_fields(entry.message, entry.fields)
     if entry.level == ACCESS or plain is not None:
         row = row_of(entry.fields if plain is None else plain)
@@ -103,7 +103,7 @@ def line_of(agent: Agent, entry: pb.LogEntry, number: int, now_ns: int) -> Line:
     fields = dict(entry.fields)
     seq = fields.pop("seq", "") or _unless_numbered(entry, number)
     identity = fields.pop("id", "") or _numbered(agent, entry.timestamp, number, entry.message)
-    return Line(
+    return LogRecord(
         scope=agent.scope,
         stream=ERRORS,
         source=agent.name,
@@ -114,7 +114,7 @@ def line_of(agent: Agent, entry: pb.LogEntry, number: int, now_ns: int) -> Line:
         subject=fields.get("source", "")[:TEXT_LIMIT],
         action=entry.level[:TEXT_LIMIT],
         body=_ENCODER.encode(
-            _Named(id=identity, message=entry.message, level=entry.level[:TEXT_LIMIT], fields=fields)
+            _NamedLine(id=identity, message=entry.message, level=entry.level[:TEXT_LIMIT], fields=fields)
         ),
     )
 
@@ -137,7 +137,7 @@ def _unless_numbered(entry: pb.LogEntry, number: int) -> str:
 # Back.
 
 
-class _Named(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class _NamedLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A line that lies in the file with names: of the error log, and of the access log before it had rows."""
 
     id: str
@@ -147,7 +147,7 @@ class _Named(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     fields: dict[str, str] = {}
 
 
-_NAMED: Final = msgspec.json.Decoder(_Named)
+_NAMED: Final = msgspec.json.Decoder(_NamedLine)
 _ROWS: Final = msgspec.json.Decoder(tuple[str, list[str]])
 
 

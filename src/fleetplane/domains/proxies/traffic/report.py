@@ -11,10 +11,10 @@ import msgspec
 
 from fleetplane.domains.proxies.traffic.summary import (
     FREQUENT,
-    Figures,
     Frequent,
-    Place,
-    Summary,
+    TrafficCounts,
+    TrafficPlace,
+    TrafficSummary,
     read_figures,
     read_summary,
 )
@@ -26,19 +26,19 @@ FOLDED_AT: Final = 10_000
 """Different values that are looked at together before the rare ones are let go."""
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class TrafficReport(msgspec.Struct, frozen=True, kw_only=True):
     """The traffic of a stretch of time."""
 
-    total: Summary
-    over_time: Mapping[int, Summary]
+    total: TrafficSummary
+    over_time: Mapping[int, TrafficSummary]
     """By the second at which each stretch begins."""
-    hosts: Mapping[str, Summary]
-    sources: Mapping[str, Summary]
-    places: Mapping[Place, Summary] = {}
+    hosts: Mapping[str, TrafficSummary]
+    sources: Mapping[str, TrafficSummary]
+    places: Mapping[TrafficPlace, TrafficSummary] = {}
     """By location and upstream, where that was asked for."""
 
     @property
-    def upstreams(self) -> Mapping[str, Summary]:
+    def upstreams(self) -> Mapping[str, TrafficSummary]:
         """Of what was passed on to a group of servers."""
         return _summed((place.upstream, said) for place, said in self.places.items() if place.upstream)
 
@@ -47,16 +47,18 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 class _Gathered:
     """Each summary is added twice, whatever is made of it: to its subject and source, and to its moment."""
 
-    cells: dict[tuple[str, str], Summary] = field(default_factory=dict)
-    over_time: dict[int, Summary] = field(default_factory=dict)
+    cells: dict[tuple[str, str], TrafficSummary] = field(default_factory=dict)
+    over_time: dict[int, TrafficSummary] = field(default_factory=dict)
 
-    def add(self, one: FoundSummary, said: Figures, step_seconds: int) -> None:
+    def add(self, one: FoundSummary, said: TrafficCounts, step_seconds: int) -> None:
         at = one.at_seconds - one.at_seconds % max(step_seconds, one.width_seconds)
         _into(self.cells, (one.subject, one.source), said)
         _into(self.over_time, at, said)
 
 
-def report(found: Iterable[FoundSummary], *, step_seconds: int, host: str = "", source: str = "") -> Report:
+def report(
+    found: Iterable[FoundSummary], *, step_seconds: int, host: str = "", source: str = ""
+) -> TrafficReport:
     """Summaries by virtual host put together: in all, over time, by virtual host, and by agent."""
     gathered = _Gathered()
     seen: dict[str, Counter[str]] = {name: Counter() for name in FREQUENT}
@@ -82,9 +84,9 @@ def report(found: Iterable[FoundSummary], *, step_seconds: int, host: str = "", 
     return made
 
 
-def total(found: Iterable[FoundSummary], *, host: str = "", source: str = "") -> Summary:
+def total(found: Iterable[FoundSummary], *, host: str = "", source: str = "") -> TrafficSummary:
     """All of it, without the most frequent values: these are not even read."""
-    made = Summary()
+    made = TrafficSummary()
     for one in found:
         if (not host or one.subject == host) and (not source or one.source == source):
             made.add_figures(read_figures(one.body))
@@ -99,12 +101,12 @@ def placed(
     source: str = "",
     location: str = "",
     upstream: str = "",
-) -> Report:
+) -> TrafficReport:
     """Summaries by place put together, without frequent values. An empty text asks for any."""
     gathered = _Gathered()
-    places: dict[str, Place] = {}
+    places: dict[str, TrafficPlace] = {}
     for one in found:
-        place = places.setdefault(one.subject, Place.parse(one.subject))
+        place = places.setdefault(one.subject, TrafficPlace.parse(one.subject))
         wanted = ((host, place.host), (source, one.source), (location, place.location))
         if all(not asked or asked == told for asked, told in (*wanted, (upstream, place.upstream))):
             gathered.add(one, read_figures(one.body), step_seconds)
@@ -113,11 +115,11 @@ def placed(
     return msgspec.structs.replace(made, places=by_place)
 
 
-def _reported(gathered: _Gathered, *, host_of: Callable[[str], str]) -> Report:
-    total = Summary()
+def _reported(gathered: _Gathered, *, host_of: Callable[[str], str]) -> TrafficReport:
+    total = TrafficSummary()
     for said in gathered.cells.values():
         total.add_figures(said)
-    return Report(
+    return TrafficReport(
         total=total,
         over_time=dict(sorted(gathered.over_time.items())),
         hosts=_summed((host_of(subject), said) for (subject, _), said in gathered.cells.items()),
@@ -125,15 +127,15 @@ def _reported(gathered: _Gathered, *, host_of: Callable[[str], str]) -> Report:
     )
 
 
-def _summed(parts: Iterable[tuple[K, Summary]]) -> dict[K, Summary]:
-    made: dict[K, Summary] = {}
+def _summed(parts: Iterable[tuple[K, TrafficSummary]]) -> dict[K, TrafficSummary]:
+    made: dict[K, TrafficSummary] = {}
     for key, said in parts:
         _into(made, key, said)
     return made
 
 
-def _into(made: dict[K, Summary], key: K, said: Figures) -> None:
+def _into(made: dict[K, TrafficSummary], key: K, said: TrafficCounts) -> None:
     known = made.get(key)
     if known is None:
-        known = made[key] = Summary()
+        known = made[key] = TrafficSummary()
     known.add_figures(said)

@@ -21,7 +21,7 @@ from typing import Final
 import msgspec
 
 from fleetplane.domains.proxies.traffic.fields import ACCESS, PLACE, Row
-from fleetplane.kernel.telemetry import Line
+from fleetplane.kernel.telemetry import LogRecord
 
 ERROR: Final = 0.01
 """Of a percentile, relative."""
@@ -64,7 +64,7 @@ _PLACE: Final = _fields("virtual_host_id", "location", "upstream_id")
 _STREAM: Final = PLACE["stream_id"]
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class TrafficPlace(msgspec.Struct, frozen=True, kw_only=True):
     """Where a request went: a location of a virtual host, and the upstream that it was passed on to."""
 
     host: str
@@ -77,7 +77,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.host}\n{self.upstream}\n{self.location}"
 
     @classmethod
-    def parse(cls, key: str) -> Place:
+    def parse(cls, key: str) -> TrafficPlace:
         host, _, rest = key.partition("\n")
         upstream, _, location = rest.partition("\n")
         return cls(host=host, location=location, upstream=upstream)
@@ -105,7 +105,7 @@ class Frequent(msgspec.Struct, array_like=True):
         self.counts = made
 
 
-class Figures(msgspec.Struct, array_like=True):
+class TrafficCounts(msgspec.Struct, array_like=True):
     """All of a summary but the most frequent values."""
 
     requests: int = 0
@@ -123,7 +123,7 @@ class Figures(msgspec.Struct, array_like=True):
     """Attempts at a server behind that failed, or answered 5xx."""
 
 
-class Summary(Figures, array_like=True):
+class TrafficSummary(TrafficCounts, array_like=True):
     """What requests came to."""
 
     paths: Frequent = msgspec.field(default_factory=Frequent)
@@ -131,13 +131,13 @@ class Summary(Figures, array_like=True):
     referrers: Frequent = msgspec.field(default_factory=Frequent)
     agents: Frequent = msgspec.field(default_factory=Frequent)
 
-    def add(self, other: Summary) -> None:
+    def add(self, other: TrafficSummary) -> None:
         self.add_figures(other)
         for name in FREQUENT:
             theirs: Frequent = getattr(other, name)
             getattr(self, name).add(theirs.counts, theirs.missed)
 
-    def add_figures(self, other: Figures) -> None:
+    def add_figures(self, other: TrafficCounts) -> None:
         """All but the most frequent values."""
         self.requests += other.requests
         self.received += other.received
@@ -241,9 +241,9 @@ def _integer(text: str) -> int:
 # As the kernel keeps it.
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
-_DECODER: Final = msgspec.msgpack.Decoder(Summary)
+_DECODER: Final = msgspec.msgpack.Decoder(TrafficSummary)
 read_summary: Final = _DECODER.decode
-read_figures: Final = msgspec.msgpack.Decoder(Figures).decode
+read_figures: Final = msgspec.msgpack.Decoder(TrafficCounts).decode
 """Much faster: what follows is skipped."""
 
 
@@ -257,7 +257,7 @@ class RequestTotals:
     cache_hits: int = 0
     upstream_failures: int = 0
 
-    def grow(self, more: Summary) -> None:
+    def grow(self, more: TrafficSummary) -> None:
         self.classes = [one + further for one, further in zip(self.classes, more.classes, strict=True)]
         for name in ("received", "sent", "cache_hits", "upstream_failures"):
             setattr(self, name, getattr(self, name) + getattr(more, name))
@@ -272,22 +272,22 @@ class AccessSummarizer:
     def __init__(self) -> None:
         self.totals = RequestTotals()
 
-    def digest(self, lines: Sequence[Line]) -> Mapping[tuple[str, str], bytes]:
+    def digest(self, lines: Sequence[LogRecord]) -> Mapping[tuple[str, str], bytes]:
         by_place: dict[Row, list[Row]] = {}
         for line in lines:
             row = line.detail
             if not row[_STREAM]:
                 by_place.setdefault(_PLACE(row), []).append(row)
-        hosts: dict[str, tuple[Summary, list[Row]]] = {}
+        hosts: dict[str, tuple[TrafficSummary, list[Row]]] = {}
         made: dict[tuple[str, str], bytes] = {}
         for (host, location, upstream), rows in by_place.items():
-            said = Summary()
+            said = TrafficSummary()
             said.count(rows, frequent=False)
             if location or upstream:  # agents from before do not tell
-                made[PLACES, Place(host=host, location=location, upstream=upstream).key] = _ENCODER.encode(
-                    said
+                made[PLACES, TrafficPlace(host=host, location=location, upstream=upstream).key] = (
+                    _ENCODER.encode(said)
                 )
-            summary, theirs = hosts.setdefault(host, (Summary(), []))
+            summary, theirs = hosts.setdefault(host, (TrafficSummary(), []))
             summary.add_figures(said)
             theirs += rows
         for host, (summary, rows) in hosts.items():
@@ -297,7 +297,7 @@ class AccessSummarizer:
         return made
 
     def merged(self, bodies: Sequence[bytes]) -> bytes:
-        made = Summary()
+        made = TrafficSummary()
         for body in bodies:
             made.add(_DECODER.decode(body))
         return _ENCODER.encode(made)

@@ -39,7 +39,7 @@ Entries = dict[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Place:
+class _FailurePlace:
     """Where an account's attempts from a network are counted."""
 
     row: str
@@ -51,10 +51,10 @@ class _Place:
         return f"{self.account}/{_ALL}"
 
 
-def _place(namespace: str, account: str, network: str = "") -> _Place:
+def _place(namespace: str, account: str, network: str = "") -> _FailurePlace:
     name = hashlib.sha256(f"{namespace}\0{account}".encode("utf-8", "replace")).hexdigest()
     near = hashlib.sha256(network.encode("utf-8", "replace")).hexdigest()[:16]
-    return _Place(row=name[:2], account=name[:24], pair=f"{name[:24]}/{near}")
+    return _FailurePlace(row=name[:2], account=name[:24], pair=f"{name[:24]}/{near}")
 
 
 def wait_seconds(at: tuple[int, ...], limit: int, now: int) -> int:
@@ -117,7 +117,9 @@ class SharedFailures:
 
         await self._changed(place, change, "people.login_pardon")
 
-    async def _changed(self, place: _Place, change: Callable[[Entries, int], float], action: str) -> float:
+    async def _changed(
+        self, place: _FailurePlace, change: Callable[[Entries, int], float], action: str
+    ) -> float:
         def changing(draft: Draft) -> float:
             found, now = draft.get(LOGIN_FAILURES, SCOPE, place.row), draft.now_ns // NS
             before = found.spec.at if found is not None else {}

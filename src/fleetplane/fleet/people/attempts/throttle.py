@@ -18,10 +18,10 @@ from fleetplane.fleet.people.attempts.shared_failures import SharedFailures
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import ResourceExhausted
 from fleetplane.kernel.identity import MasterKey
-from fleetplane.kernel.identity.passwords import Failures
+from fleetplane.kernel.identity.passwords import LoginFailures
 from fleetplane.kernel.networks import network_of
 from fleetplane.kernel.store import Store
-from fleetplane.web.rest.rate import RateLimit
+from fleetplane.web.rest.rate import RestRate
 
 log = structlog.get_logger(__name__)
 
@@ -51,7 +51,7 @@ class ThrottleLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
+class LoginAttempt:
     """A login attempt whose password may be checked."""
 
     account: str
@@ -63,12 +63,12 @@ class Guesses:
     """Counts attempts in memory and says how long the next one has to wait. No store, no clock."""
 
     def __init__(self, limits: ThrottleLimits) -> None:
-        self._by_address = RateLimit(limits.per_address)
-        self._by_known = RateLimit(KNOWN_PER_MINUTE)
-        self._pairs = Failures(limit=limits.failures)
-        self._accounts = Failures(limit=limits.failures_everywhere)
+        self._by_address = RestRate(limits.per_address)
+        self._by_known = RestRate(KNOWN_PER_MINUTE)
+        self._pairs = LoginFailures(limit=limits.failures)
+        self._accounts = LoginFailures(limit=limits.failures_everywhere)
 
-    def wait_seconds(self, attempt: Attempt, *, now: float) -> float:
+    def wait_seconds(self, attempt: LoginAttempt, *, now: float) -> float:
         """How long the attempt has to wait; at 0 it goes on, and counts as failed until it succeeds."""
         pair = _pair(attempt)
         if attempt.known:
@@ -85,16 +85,16 @@ class Guesses:
             self._accounts.failed(attempt.account, now=now)
         return wait
 
-    def pause_seconds(self, attempt: Attempt, *, now: float) -> float:
+    def pause_seconds(self, attempt: LoginAttempt, *, now: float) -> float:
         """How long the next attempt for this account from this address has to wait."""
         return 0.0 if attempt.known else self._pairs.pause_seconds(_pair(attempt), now=now)
 
-    def withdrawn(self, attempt: Attempt) -> None:
+    def withdrawn(self, attempt: LoginAttempt) -> None:
         if not attempt.known:
             self._pairs.take_back(_pair(attempt))
             self._accounts.take_back(attempt.account)
 
-    def succeeded(self, attempt: Attempt) -> None:
+    def succeeded(self, attempt: LoginAttempt) -> None:
         if not attempt.known:
             self._pairs.succeeded(_pair(attempt))
             self._accounts.take_back(attempt.account)
@@ -105,7 +105,7 @@ class Guesses:
         self._pairs.pardon(f"{account}\0")
 
 
-def _pair(attempt: Attempt) -> str:
+def _pair(attempt: LoginAttempt) -> str:
     return f"{attempt.account}\0{attempt.network}"
 
 
@@ -145,31 +145,31 @@ class LoginThrottle:
     def __repr__(self) -> str:
         return f"<LoginThrottle {self._namespace}>"
 
-    async def begin(self, login: str, address: str, *, user: str | None) -> Attempt:
+    async def begin(self, login: str, address: str, *, user: str | None) -> LoginAttempt:
         """Count an attempt before its password is checked; `user` is the account of this login name."""
         network = network_of(address)
         known = await self._known(user or NOBODY)
         account = _account(user) if user is not None else f"login/{login}"
-        attempt = Attempt(account=account, network=network, known=network in known)
+        attempt = LoginAttempt(account=account, network=network, known=network in known)
         _refuse(self._guesses.wait_seconds(attempt, now=self._clock.now_ns() / 1e9))
         return attempt
 
-    async def count(self, attempt: Attempt) -> None:
+    async def count(self, attempt: LoginAttempt) -> None:
         """Count it at the other servers, too, which is a write: after it was admitted to be hashed."""
         if not attempt.known and self._shared is not None:
             _refuse(await self._shared.begin(attempt.account, attempt.network))
 
-    def withdrawn(self, attempt: Attempt) -> None:
+    def withdrawn(self, attempt: LoginAttempt) -> None:
         """The attempt was refused before its password was checked: it was no guess."""
         self._guesses.withdrawn(attempt)
 
-    def failed(self, attempt: Attempt, login: str) -> None:
+    def failed(self, attempt: LoginAttempt, login: str) -> None:
         """Log that the account pauses, if this wrong password was one too many."""
         pause = self._guesses.pause_seconds(attempt, now=self._clock.now_ns() / 1e9)
         if pause:
             log.warning("login.paused", account=login, address=attempt.network, seconds=round(pause))
 
-    async def succeeded(self, attempt: Attempt, user: str) -> None:
+    async def succeeded(self, attempt: LoginAttempt, user: str) -> None:
         """Take the attempt off the failures, and remember the address as known."""
         self._guesses.succeeded(attempt)
         if not attempt.known and self._shared is not None:

@@ -28,7 +28,7 @@ from fleetplane.kernel.networks import network_of, wider_network_of
 from fleetplane.kernel.resources import Key, Kind, Nothing, Resource
 from fleetplane.kernel.store import ABSENT, Draft, Store, transact_found
 from fleetplane.kernel.values.times import NS
-from fleetplane.web.rest.rate import RateLimit
+from fleetplane.web.rest.rate import RestRate
 
 LIFE_SECONDS = 600.0
 INTERVAL_SECONDS = 5.0
@@ -49,7 +49,7 @@ _CODE = "code"
 """The claim of a user's code."""
 
 
-class Step(StrEnum):
+class GrantStep(StrEnum):
     """How far a grant is, as its program is told."""
 
     PENDING = "pending"
@@ -60,7 +60,7 @@ class Step(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Approval:
+class GrantApproval:
     """By whom a grant was approved: the login that is good for it has to stand until it is redeemed."""
 
     account: str
@@ -91,7 +91,7 @@ DEVICE_GRANT: Kind[DeviceGrantSpec, Nothing] = Kind("device-grant", DeviceGrantS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class StartedGrant:
     """A grant that was begun, with what is shown once."""
 
     device_code: str
@@ -100,13 +100,13 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Polled:
-    step: Step
+    step: GrantStep
     interval_seconds: float = INTERVAL_SECONDS
-    approval: Approval | None = None
+    approval: GrantApproval | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Pace:
+class _PollPace:
     next_at: float
     interval_seconds: float = INTERVAL_SECONDS
 
@@ -139,13 +139,13 @@ class DeviceGrants:
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
         self._clock = clock
-        self._paces: OrderedDict[str, _Pace] = OrderedDict()
-        self._by_network = RateLimit(GRANTS_PER_NETWORK)
+        self._paces: OrderedDict[str, _PollPace] = OrderedDict()
+        self._by_network = RestRate(GRANTS_PER_NETWORK)
 
     def __repr__(self) -> str:
         return f"<DeviceGrants {self._store.count(DEVICE_GRANT)}>"
 
-    async def begin(self, client: str, address: str) -> Asked:
+    async def begin(self, client: str, address: str) -> StartedGrant:
         """A new grant; raises `ResourceExhausted` where a network begins too many."""
         allowance = self._by_network.take(network_of(address), now=self._clock.now_ns() / NS)
         if not allowance.allowed:
@@ -187,7 +187,7 @@ class DeviceGrants:
             touches=[DEVICE_GRANT.key(SCOPE, name)],
             among=every,
         )
-        return Asked(device_code=code, user_code=user_code)
+        return StartedGrant(device_code=code, user_code=user_code)
 
     def pending(self, user_code: str) -> DeviceGrant:
         """The grant that a user was shown, while nobody has decided about it; raises `NotFound`."""
@@ -197,7 +197,7 @@ class DeviceGrants:
             raise _unknown()
         return found
 
-    async def decide(self, user_code: str, approval: Approval | None, *, actor: str) -> DeviceGrant:
+    async def decide(self, user_code: str, approval: GrantApproval | None, *, actor: str) -> DeviceGrant:
         """Approve, or refuse with None; once."""
         found = self.pending(user_code)
 
@@ -224,19 +224,19 @@ class DeviceGrants:
         found = self._store.get(DEVICE_GRANT, SCOPE, name)
         if found is None or _is_over(found, self._clock.now_ns()):
             self._paces.pop(name, None)
-            return Polled(step=Step.EXPIRED)
+            return Polled(step=GrantStep.EXPIRED)
         pace, is_early = self._paced(name)
         if is_early:
-            return Polled(step=Step.SLOW_DOWN, interval_seconds=pace.interval_seconds)
+            return Polled(step=GrantStep.SLOW_DOWN, interval_seconds=pace.interval_seconds)
         if not found.spec.is_decided:
-            return Polled(step=Step.PENDING, interval_seconds=pace.interval_seconds)
+            return Polled(step=GrantStep.PENDING, interval_seconds=pace.interval_seconds)
         self._paces.pop(name, None)
         if not await self._redeemed(name):
-            return Polled(step=Step.EXPIRED)
+            return Polled(step=GrantStep.EXPIRED)
         if found.spec.denied:
-            return Polled(step=Step.DENIED)
-        approval = Approval(account=found.spec.account, login=found.spec.login)
-        return Polled(step=Step.APPROVED, approval=approval)
+            return Polled(step=GrantStep.DENIED)
+        approval = GrantApproval(account=found.spec.account, login=found.spec.login)
+        return Polled(step=GrantStep.APPROVED, approval=approval)
 
     async def sweep(self) -> None:
         """Delete grants that are over."""
@@ -267,7 +267,7 @@ class DeviceGrants:
         done = await self._store.transact(change, actor=ACTOR, action="people.device_redeem", touches=touches)
         return done.value
 
-    def _paced(self, name: str) -> tuple[_Pace, bool]:
+    def _paced(self, name: str) -> tuple[_PollPace, bool]:
         """How often a program may ask from now on, and whether this question came too early."""
         now = self._clock.monotonic()
         known = self._paces.pop(name, None)
@@ -275,7 +275,7 @@ class DeviceGrants:
         interval = known.interval_seconds if known is not None else INTERVAL_SECONDS
         if is_early:
             interval = min(interval + INTERVAL_SECONDS, INTERVAL_LIMIT_SECONDS)
-        self._paces[name] = pace = _Pace(next_at=now + interval, interval_seconds=interval)
+        self._paces[name] = pace = _PollPace(next_at=now + interval, interval_seconds=interval)
         if len(self._paces) > GRANTS_LIMIT:
             self._paces.popitem(last=False)
         return pace, is_early

@@ -18,10 +18,10 @@ from fleetplane.fleet.people import shapes
 from fleetplane.fleet.people.account_kind import FAMILY, subject_of
 from fleetplane.fleet.people.devices.grants import (
     LIFE_SECONDS,
-    Approval,
     DeviceGrant,
     DeviceGrants,
-    Step,
+    GrantApproval,
+    GrantStep,
     shown,
 )
 from fleetplane.fleet.people.logins import VerifiedLogin
@@ -30,7 +30,7 @@ from fleetplane.fleet.people.rest.parts import PeopleCall, PeopleParts
 from fleetplane.fleet.people.rights import SELF
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import NotFound, PermissionDenied, ResourceExhausted, Unauthenticated
-from fleetplane.kernel.identity.passwords import Failures
+from fleetplane.kernel.identity.passwords import LoginFailures
 from fleetplane.kernel.store import Draft, Store
 from fleetplane.kernel.values.times import spelled
 from fleetplane.web.rest.routes import Answer, Call, Route, RouteGroup
@@ -46,7 +46,7 @@ class DeviceRoutes:
         self._people = people
         self._clock = clock
         self.grants = DeviceGrants(store, clock)
-        self._wrong = Failures(limit=WRONG_CODES)
+        self._wrong = LoginFailures(limit=WRONG_CODES)
 
     def routes(self) -> Iterator[Route]:
         yield TAG.post("/device", self.begin, public=True, body=shapes.DeviceBody)
@@ -75,16 +75,16 @@ class DeviceRoutes:
         """Ask whether the login was approved; answered with its tokens once."""
         body: shapes.DevicePollBody = call.body
         found = await self.grants.poll(body.device_code)
-        if found.step is not Step.APPROVED or found.approval is None:
+        if found.step is not GrantStep.APPROVED or found.approval is None:
             told = shapes.DeviceLogin(status=found.step, interval_seconds=int(found.interval_seconds))
             return Answer(content=told)
         try:
             tokens = await self._opened(found.approval)
         except Unauthenticated:  # the session that approved it has ended meanwhile
-            return Answer(content=shapes.DeviceLogin(status=Step.DENIED))
-        return Answer(content=shapes.DeviceLogin(status=Step.APPROVED, tokens=tokens))
+            return Answer(content=shapes.DeviceLogin(status=GrantStep.DENIED))
+        return Answer(content=shapes.DeviceLogin(status=GrantStep.APPROVED, tokens=tokens))
 
-    async def _opened(self, approval: Approval) -> shapes.LoginTokens:
+    async def _opened(self, approval: GrantApproval) -> shapes.LoginTokens:
         logins = self._people.logins
         verified = logins.current(approval.login)
 
@@ -116,7 +116,7 @@ class DeviceRoutes:
         await self.grants.decide(found.spec.user_code, approval, actor=call.caller.name)
         return Answer(content=_told(found))
 
-    def _approver(self, call: PeopleCall) -> Approval:
+    def _approver(self, call: PeopleCall) -> GrantApproval:
         """The account that the caller is signed in to, by password or by a provider."""
         admitted = self._people.door.recognise_header(call.headers.credential)
         verified = admitted.caller
@@ -125,7 +125,7 @@ class DeviceRoutes:
                 "only a person who is signed in to an account approves a login",
                 hint="sign in with a name and password, or with the identity provider",
             )
-        return Approval(account=verified.account.name, login=verified.login)
+        return GrantApproval(account=verified.account.name, login=verified.login)
 
     def _found(self, call: PeopleCall) -> DeviceGrant:
         """The grant of the code in the path; whoever tries many waits."""

@@ -36,7 +36,7 @@ class UnknownKey(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
+class VouchedPerson:
     """A person, as the provider vouches for them."""
 
     issuer: str
@@ -91,7 +91,7 @@ def _usable(told: object) -> SigningKey | None:
     return SigningKey(kid=key.key_id, algorithms=algorithms, key=key.key)
 
 
-def verified(token: str, keys: Sequence[SigningKey], expected: Expected) -> Identity:
+def verified(token: str, keys: Sequence[SigningKey], expected: Expected) -> VouchedPerson:
     """Whom a token vouches for; raises `Unauthenticated`, or `UnknownKey` where other keys might fit."""
     if len(token) > TOKEN_LIMIT_BYTES:
         raise _refused("size", f"it is longer than {TOKEN_LIMIT_BYTES} bytes")
@@ -107,7 +107,7 @@ def verified(token: str, keys: Sequence[SigningKey], expected: Expected) -> Iden
     nonce = claims.get("nonce")
     if not isinstance(nonce, str) or not hmac.compare_digest(nonce.encode(), expected.nonce.encode()):
         raise _refused("nonce", "it was issued for another sign-in")
-    return Identity(
+    return VouchedPerson(
         issuer=expected.issuer,
         subject=_subject(claims),
         groups=_groups(claims, expected.groups_claim),

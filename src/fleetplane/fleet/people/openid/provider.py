@@ -18,7 +18,7 @@ from urllib.parse import quote
 import msgspec
 
 from fleetplane.fleet.people.openid import id_tokens
-from fleetplane.fleet.people.openid.id_tokens import Expected, Identity, SigningKey, UnknownKey
+from fleetplane.fleet.people.openid.id_tokens import Expected, SigningKey, UnknownKey, VouchedPerson
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FailedPrecondition, SettingsError, Unauthenticated, Unavailable
 from fleetplane.kernel.http_answers import IDENTITY, bounded_body
@@ -44,7 +44,7 @@ class ProviderDocument(msgspec.Struct, frozen=True, kw_only=True):
     code_challenge_methods_supported: tuple[str, ...] = ("S256",)
 
 
-class Provider:
+class OpenIdProvider:
     """See the module's description. Nothing is asked before somebody signs in."""
 
     def __init__(self, settings: OpenIDSettings, clock: Clock) -> None:
@@ -66,7 +66,7 @@ class Provider:
                 self._document = (self._now(), self._checked(found))
             return self._document[1]
 
-    async def identity(self, code: str, *, verifier: str, redirect_uri: str, nonce: str) -> Identity:
+    async def identity(self, code: str, *, verifier: str, redirect_uri: str, nonce: str) -> VouchedPerson:
         """Whom a code of the provider stands for; raises `Unauthenticated` or `Unavailable`."""
         if not 0 < len(code) <= CODE_LIMIT or not code.isprintable():
             raise Unauthenticated("the provider's code cannot be read", details={"cause": "code"})

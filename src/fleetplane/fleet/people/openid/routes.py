@@ -21,7 +21,7 @@ import structlog
 from fleetplane.fleet.people import shapes
 from fleetplane.fleet.people.console_sessions import ConsoleSessions
 from fleetplane.fleet.people.openid import sign_in
-from fleetplane.fleet.people.openid.provider import Provider
+from fleetplane.fleet.people.openid.provider import OpenIdProvider
 from fleetplane.fleet.people.openid.used import UsedSignIns
 from fleetplane.fleet.people.own_accounts import OwnAccounts
 from fleetplane.kernel.clock import Clock
@@ -61,7 +61,7 @@ class OpenIDRoutes:
         self._clock = clock
         self._accounts = accounts
         self._sessions = sessions
-        self._provider = Provider(settings, clock) if settings.issuer else None
+        self._provider = OpenIdProvider(settings, clock) if settings.issuer else None
         self._own_address = settings.server_url.rstrip("/")
         self._used = UsedSignIns(store, clock)
 
@@ -160,7 +160,7 @@ class OpenIDRoutes:
             ),
         )
 
-    def _known(self) -> Provider:
+    def _known(self) -> OpenIdProvider:
         if self._provider is None:
             raise NotFound("people do not sign in with an OpenID provider here", hint="see oidc.issuer")
         return self._provider

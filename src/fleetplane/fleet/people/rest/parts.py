@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fleetplane.fleet.people.door import Door
+from fleetplane.fleet.people.door import Authenticators
 from fleetplane.fleet.people.own_accounts import OwnAccounts, OwnLogins
 from fleetplane.fleet.people.rights import GRANTS, MANAGE, READ, SELF, Rights
 from fleetplane.fleet.resources import scopes
@@ -22,7 +22,7 @@ PeopleCall = Call[OperatorCaller]
 class PeopleGate:
     """Whoever the door knows may ask about themselves; the rest goes by roles."""
 
-    def __init__(self, door: Door) -> None:
+    def __init__(self, door: Authenticators) -> None:
         self._roles = operator_gate(door, GRANTS)
 
     def authenticate(self, headers: Headers) -> OperatorCaller:
@@ -34,7 +34,7 @@ class PeopleGate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeopleParts:
-    door: Door
+    door: Authenticators
     rights: Rights
     bindings: Bindings
     operators: Operators

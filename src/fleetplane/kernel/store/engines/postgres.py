@@ -19,15 +19,15 @@ from fleetplane import __version__
 from fleetplane.kernel.audit import chain as audit
 from fleetplane.kernel.errors import IntegrityError
 from fleetplane.kernel.store.engine import (
-    Author,
     ClaimRow,
-    Contents,
+    DatabaseMark,
+    GroupAuthor,
+    GroupOutcome,
     GroupPage,
     HistoryPage,
     LogRow,
-    Mark,
-    Outcome,
     ResourceRow,
+    StoreContents,
     WriteGroup,
 )
 from fleetplane.kernel.store.engines.postgres_groups import (
@@ -39,14 +39,14 @@ from fleetplane.kernel.store.engines.postgres_groups import (
 )
 from fleetplane.kernel.store.engines.postgres_line import (
     LOADER,
-    Line,
+    PostgresCallLink,
     connect,
     given_up,
     one_moment,
     translated,
 )
 from fleetplane.kernel.store.engines.postgres_upgrade import TAKE_LOCK, bring_up_to_date
-from fleetplane.kernel.store.servers.engine import Drafting, Renewal
+from fleetplane.kernel.store.servers.engine import Drafting, LeaseRenewal
 from fleetplane.kernel.store.servers.level import SUPPORTED, Levels
 
 READERS = 3
@@ -65,8 +65,8 @@ class PostgresEngine:
     def __init__(self, url: str, readers: asyncpg.Pool[Any]) -> None:
         self._url = url
         self._readers = readers
-        self._writer = Line(url, WRITER)
-        self._seat = Line(url, WRITER)
+        self._writer = PostgresCallLink(url, WRITER)
+        self._seat = PostgresCallLink(url, WRITER)
 
     def __repr__(self) -> str:
         return "<PostgresEngine>"
@@ -91,13 +91,13 @@ class PostgresEngine:
 
     # Writing.
 
-    async def commit(self, group: WriteGroup) -> Outcome:
+    async def commit(self, group: WriteGroup) -> GroupOutcome:
         return outcome_of(await self._writer.row(_COMMIT, *_arguments(group)))
 
-    async def commit_alone(self, *, after: int, limit: int, draft: Drafting) -> Outcome | None:
+    async def commit_alone(self, *, after: int, limit: int, draft: Drafting) -> GroupOutcome | None:
         """The lock is this connection's: one that is idle for a second, or dead for three, loses it."""
 
-        async def work(connection: Any) -> Outcome | None:
+        async def work(connection: Any) -> GroupOutcome | None:
             async with connection.transaction():
                 await connection.execute(TAKE_LOCK)
                 page = await next_groups(connection, after, limit) or await read_page(
@@ -108,10 +108,10 @@ class PostgresEngine:
                     return None
                 return outcome_of(await connection.fetchrow(_COMMIT, *_arguments(group)))
 
-        found: Outcome | None = await self._writer.call(work)
+        found: GroupOutcome | None = await self._writer.call(work)
         return found
 
-    async def settle(self, before: Mark, group_id: bytes, author: Author) -> Outcome:
+    async def settle(self, before: DatabaseMark, group_id: bytes, author: GroupAuthor) -> GroupOutcome:
         row = await self._writer.row(
             "SELECT * FROM settle_group($1, $2, $3, $4, $5)",
             before.number,
@@ -155,7 +155,7 @@ class PostgresEngine:
         )
         return int(row["boot"])
 
-    async def renew(self, author: Author, number: int = 0) -> Renewal:
+    async def renew(self, author: GroupAuthor, number: int = 0) -> LeaseRenewal:
         row = await self._seat.row(
             "WITH seat AS (SELECT term, server, boot FROM seats ORDER BY term DESC LIMIT 1),"
             " renewed AS (UPDATE servers SET renewed_at = clock_timestamp(), number = $4"
@@ -167,16 +167,16 @@ class PostgresEngine:
             *author,
             number,
         )
-        holder = Author(row["server"], row["boot"], row["term"])
-        return Renewal(alive=row["alive"], holder=holder, now_ns=row["now_ns"])
+        holder = GroupAuthor(row["server"], row["boot"], row["term"])
+        return LeaseRenewal(alive=row["alive"], holder=holder, now_ns=row["now_ns"])
 
-    async def take_over(self, before: Mark, author: Author, life_seconds: float) -> Outcome:
+    async def take_over(self, before: DatabaseMark, author: GroupAuthor, life_seconds: float) -> GroupOutcome:
         row = await self._seat.row(
             "SELECT * FROM take_over($1, $2, $3, $4)", before.number, author.server, author.boot, life_seconds
         )
         return outcome_of(row)
 
-    async def leave(self, author: Author) -> None:
+    async def leave(self, author: GroupAuthor) -> None:
         await self._seat.row(
             "UPDATE servers SET renewed_at = 'epoch' WHERE id = $1 AND boot = $2 RETURNING id", *author[:2]
         )
@@ -240,7 +240,7 @@ class PostgresEngine:
                 async with one_moment(reader):
                     yield reader
 
-    async def mark(self) -> Mark:
+    async def mark(self) -> DatabaseMark:
         async with self._reading() as reader:
             return await read_mark(reader)
 
@@ -254,7 +254,7 @@ class PostgresEngine:
             return found.split()
 
     @asynccontextmanager
-    async def load(self, kinds: Sequence[str]) -> AsyncIterator[Contents]:
+    async def load(self, kinds: Sequence[str]) -> AsyncIterator[StoreContents]:
         with translated():
             reader = await connect(self._url, LOADER)
             try:
@@ -262,7 +262,7 @@ class PostgresEngine:
                     found = await reader.fetchrow("SELECT lineage, first_revision FROM meta")
                     if found is None:
                         raise IntegrityError("the database has no lineage")
-                    yield Contents(
+                    yield StoreContents(
                         mark=await read_mark(reader),
                         lineage=found["lineage"],
                         first_revision=found["first_revision"],

@@ -20,7 +20,7 @@ from fleetplane.kernel.store import schema
 from fleetplane.kernel.store.engines.postgres_line import LOADER, connect, translated
 from fleetplane.kernel.store.engines.postgres_upgrade import ALIVE, TAKE_LOCK, bring_up_to_date, check_alone
 from fleetplane.kernel.store.engines.sqlite import SqliteEngine
-from fleetplane.kernel.store.engines.standing import Standing
+from fleetplane.kernel.store.engines.standing import StoreStanding
 from fleetplane.kernel.store.settings import StoreSettings, place
 
 PAGE_ROWS = 1000
@@ -28,17 +28,17 @@ _HEAD = "SELECT * FROM groups ORDER BY number DESC LIMIT 1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class DatabaseContents:
     """What a database holds before something is put into it."""
 
-    stand: Standing
+    stand: StoreStanding
     used_table: str
     """One that shows that the database was used; empty if it was not."""
     servers: Sequence[str]
     """Those that may be running."""
 
 
-async def look(url: str) -> Found:
+async def look(url: str) -> DatabaseContents:
     """Make the tables if there are none, and see what is there."""
     with translated():
         await bring_up_to_date(url, 0)
@@ -103,7 +103,7 @@ async def put(
     url: str,
     *,
     replace: bool = False,
-    expected: Standing | None = None,
+    expected: StoreStanding | None = None,
     then: Callable[[], None] = lambda: None,
 ) -> int:
     """Put what a file holds in the place of what is there; returns how many rows.
@@ -136,7 +136,7 @@ async def put(
             await target.close()
 
 
-def check_empty(found: Found, url: str, otherwise: str = "") -> None:
+def check_empty(found: DatabaseContents, url: str, otherwise: str = "") -> None:
     """Refuse a database that was used."""
     if found.used_table:
         raise AlreadyExists(
@@ -145,7 +145,7 @@ def check_empty(found: Found, url: str, otherwise: str = "") -> None:
         )
 
 
-async def _look(connection: Any) -> Found:
+async def _look(connection: Any) -> DatabaseContents:
     used = ""
     for table in ("resources", "claims", "secrets", "audit", "servers"):
         if await connection.fetchval(f"SELECT EXISTS (SELECT 1 FROM {table})"):
@@ -157,7 +157,7 @@ async def _look(connection: Any) -> Found:
     if row is None:
         raise IntegrityError("the database has no revision")
     alive = [server["id"] for server in await connection.fetch(ALIVE)]
-    return Found(stand=Standing(*row), used_table=used, servers=alive)
+    return DatabaseContents(stand=StoreStanding(*row), used_table=used, servers=alive)
 
 
 async def _replace(source: sqlite3.Connection, target: Any) -> None:

@@ -7,7 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from fleetplane.kernel.errors import IntegrityError
-from fleetplane.kernel.store.engine import Author, GroupPage, LoggedGroup, LogRow, Mark, Outcome
+from fleetplane.kernel.store.engine import (
+    DatabaseMark,
+    GroupAuthor,
+    GroupOutcome,
+    GroupPage,
+    LoggedGroup,
+    LogRow,
+)
 
 CHANGE = ", ".join(LogRow._fields)
 _GROUP = "number, revision, compacted, audit_seq, audit_hash, term, server, boot, group_id, at_ns"
@@ -63,15 +70,15 @@ async def read_page(reader: Any, after: int, limit: int) -> GroupPage:
     return GroupPage(head=head, before=before, groups=groups)
 
 
-async def read_mark(reader: Any) -> Mark:
+async def read_mark(reader: Any) -> DatabaseMark:
     row = await reader.fetchrow(_HEAD)
     if row is None:
         raise IntegrityError("the database has no revision")
     return _after(row)
 
 
-def _after(row: Any) -> Mark:
-    return Mark(
+def _after(row: Any) -> DatabaseMark:
+    return DatabaseMark(
         number=row["number"],
         revision=row["revision"],
         compacted=row["compacted"],
@@ -80,12 +87,12 @@ def _after(row: Any) -> Mark:
     )
 
 
-def _author(row: Any) -> Author:
-    return Author(row["server"], row["boot"], row["term"])
+def _author(row: Any) -> GroupAuthor:
+    return GroupAuthor(row["server"], row["boot"], row["term"])
 
 
-def outcome_of(row: Any) -> Outcome:
-    return Outcome(
+def outcome_of(row: Any) -> GroupOutcome:
+    return GroupOutcome(
         written=row["written"],
         mark=_after(row),
         author=_author(row),

@@ -21,7 +21,7 @@ async def connect(url: str, settings: Mapping[str, str]) -> Any:
     return await asyncpg.connect(url, timeout=CONNECT_SECONDS, server_settings=dict(settings))
 
 
-class Line:
+class PostgresCallLink:
     """One connection for one kind of call, made anew when it broke; one call at a time."""
 
     def __init__(self, url: str, settings: Mapping[str, str]) -> None:

@@ -26,16 +26,16 @@ from fleetplane.kernel.audit import chain as audit
 from fleetplane.kernel.errors import FleetplaneError, IntegrityError, StorageFull, Unavailable
 from fleetplane.kernel.store import lineage, schema
 from fleetplane.kernel.store.engine import (
-    Author,
     ClaimRow,
-    Contents,
+    DatabaseMark,
+    GroupAuthor,
+    GroupOutcome,
     GroupPage,
     HistoryPage,
     LoggedGroup,
     LogRow,
-    Mark,
-    Outcome,
     ResourceRow,
+    StoreContents,
     WriteGroup,
 )
 from fleetplane.kernel.store.engines.sqlite_writer import SqliteWriter, configure
@@ -95,18 +95,18 @@ class SqliteEngine:
 
     # Writing.
 
-    async def commit(self, group: WriteGroup) -> Outcome:
+    async def commit(self, group: WriteGroup) -> GroupOutcome:
         with _translated(self._path):
             return await self._writer.commit(group)
 
-    async def settle(self, before: Mark, group_id: bytes, author: Author) -> Outcome:
+    async def settle(self, before: DatabaseMark, group_id: bytes, author: GroupAuthor) -> GroupOutcome:
         """The writer's thread has ended what it began, one way or the other, before this is asked."""
         groups = schema.GROUPS.c
         query = select(groups.group_id).where(groups.number == before.number + 1)
         async with self._reading(snapshot=True) as reader:
             found: bytes | None = (await reader.execute(query)).scalar_one_or_none()
             mark = await _mark(reader)
-        return Outcome(written=found == group_id, mark=mark, author=author, now_ns=time.time_ns())
+        return GroupOutcome(written=found == group_id, mark=mark, author=author, now_ns=time.time_ns())
 
     async def trim(self, limit: int) -> int:
         with _translated(self._path):
@@ -140,7 +140,7 @@ class SqliteEngine:
                     with suppress(exc.SQLAlchemyError):  # nothing was written
                         await reader.exec_driver_sql("ROLLBACK")
 
-    async def mark(self) -> Mark:
+    async def mark(self) -> DatabaseMark:
         async with self._reading() as reader:
             return await _mark(reader)
 
@@ -171,7 +171,7 @@ class SqliteEngine:
             return found
 
     @asynccontextmanager
-    async def load(self, kinds: Sequence[str]) -> AsyncIterator[Contents]:
+    async def load(self, kinds: Sequence[str]) -> AsyncIterator[StoreContents]:
         query = select(schema.RESOURCES).where(schema.RESOURCES.c.kind.in_(kinds))
         async with self._reading(snapshot=True) as reader:
             revisions = (await reader.execute(select(schema.KINDS))).all()
@@ -186,7 +186,7 @@ class SqliteEngine:
                         yield [ResourceRow(*row) for row in page]
 
             async with aclosing(resources()) as pages:
-                yield Contents(
+                yield StoreContents(
                     mark=mark,
                     lineage=found.lineage,
                     first_revision=found.first_revision,
@@ -281,7 +281,7 @@ def _scrub(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
-async def _mark(connection: AsyncConnection) -> Mark:
+async def _mark(connection: AsyncConnection) -> DatabaseMark:
     query = select(schema.GROUPS).order_by(schema.GROUPS.c.number.desc()).limit(1)
     row = (await connection.execute(query)).one_or_none()
     if row is None:
@@ -289,8 +289,8 @@ async def _mark(connection: AsyncConnection) -> Mark:
     return _after(row)
 
 
-def _after(row: Any) -> Mark:
-    return Mark(
+def _after(row: Any) -> DatabaseMark:
+    return DatabaseMark(
         number=row.number,
         revision=row.revision,
         compacted=row.compacted,
@@ -302,7 +302,7 @@ def _after(row: Any) -> Mark:
 def _logged(row: Any, changes: Sequence[LogRow]) -> LoggedGroup:
     return LoggedGroup(
         id=row.group_id,
-        author=Author(row.server, row.boot, row.term),
+        author=GroupAuthor(row.server, row.boot, row.term),
         mark=_after(row),
         log=changes,
         at_ns=row.at_ns,

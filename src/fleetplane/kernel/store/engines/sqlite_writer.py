@@ -19,8 +19,8 @@ from sqlalchemy.sql.schema import Table
 
 from fleetplane.kernel.errors import IntegrityError, OutcomeUnknown
 from fleetplane.kernel.store import schema
-from fleetplane.kernel.store.engine import Author, Mark, Outcome, WriteGroup
-from fleetplane.kernel.store.engines.worker import Worker
+from fleetplane.kernel.store.engine import DatabaseMark, GroupAuthor, GroupOutcome, WriteGroup
+from fleetplane.kernel.store.engines.worker import EngineThread
 from fleetplane.kernel.store.space import is_full
 
 R = TypeVar("R")
@@ -120,7 +120,7 @@ def configure(connection: DBAPIConnection | sqlite3.Connection, busy_timeout_sec
 
 
 class SqliteWriter:
-    def __init__(self, path: Path, thread: Worker, connection: sqlite3.Connection) -> None:
+    def __init__(self, path: Path, thread: EngineThread, connection: sqlite3.Connection) -> None:
         self._path = path
         self._thread = thread
         self._connection = connection
@@ -131,7 +131,7 @@ class SqliteWriter:
 
     @classmethod
     async def open(cls, path: Path, busy_timeout_seconds: float) -> Self:
-        thread = Worker("store-writer")
+        thread = EngineThread("store-writer")
 
         def connect() -> sqlite3.Connection:
             # Transactions are begun and ended in so many words.
@@ -160,12 +160,12 @@ class SqliteWriter:
         """Do something in the thread; nothing else is done there meanwhile."""
         return await self._thread.call(work, self._connection)
 
-    async def commit(self, group: WriteGroup) -> Outcome:
+    async def commit(self, group: WriteGroup) -> GroupOutcome:
         return await self._thread.call(self._commit, group)
 
     # In the thread.
 
-    def _commit(self, group: WriteGroup) -> Outcome:
+    def _commit(self, group: WriteGroup) -> GroupOutcome:
         self._connection.execute("BEGIN IMMEDIATE")
         try:
             found = self._head()
@@ -179,15 +179,19 @@ class SqliteWriter:
             with suppress(sqlite3.Error):  # SQLite may have rolled back by itself
                 self._connection.execute("ROLLBACK")
             raise
-        return Outcome(written=True, mark=group.after, author=group.author, now_ns=now_ns)
+        return GroupOutcome(written=True, mark=group.after, author=group.author, now_ns=now_ns)
 
-    def _head(self) -> Outcome:
+    def _head(self) -> GroupOutcome:
         row = self._connection.execute(self._sql.head).fetchone()
         if row is None:
             raise IntegrityError(f"{self._path} has no revision")
         number, revision, compacted, seq, link, term, server, boot, _, _ = row
-        mark = Mark(number=number, revision=revision, compacted=compacted, audit_seq=seq, audit_hash=link)
-        return Outcome(written=False, mark=mark, author=Author(server, boot, term), now_ns=time.time_ns())
+        mark = DatabaseMark(
+            number=number, revision=revision, compacted=compacted, audit_seq=seq, audit_hash=link
+        )
+        return GroupOutcome(
+            written=False, mark=mark, author=GroupAuthor(server, boot, term), now_ns=time.time_ns()
+        )
 
     def _write(self, group: WriteGroup, now_ns: int) -> None:
         sql, after, author = self._sql, group.after, group.author

@@ -6,7 +6,7 @@ import sqlite3
 from typing import NamedTuple
 
 
-class Standing(NamedTuple):
+class StoreStanding(NamedTuple):
     lineage: str
     revision: int
     audit_seq: int
@@ -23,8 +23,8 @@ _BEFORE = "SELECT lineage, revision, audit_seq, audit_hash, audit_cut FROM meta"
 """Of a database that was not opened since every group has a row."""
 
 
-def standing(database: sqlite3.Connection) -> Standing | None:
+def standing(database: sqlite3.Connection) -> StoreStanding | None:
     """None if the database does not say: a row is missing that there always is."""
     tables = database.execute("SELECT count(*) FROM sqlite_master WHERE name = 'groups'").fetchone()
     rows = database.execute(_NOW if tables[0] else _BEFORE).fetchall()
-    return Standing(*rows[0]) if len(rows) == 1 else None
+    return StoreStanding(*rows[0]) if len(rows) == 1 else None

@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 R = TypeVar("R")
 
 
-class Worker:
+class EngineThread:
     def __init__(self, name: str) -> None:
-        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
+        self._calls: SimpleQueue[_EngineCall | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
@@ -32,7 +32,7 @@ class Worker:
         """
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[R] = loop.create_future()
-        self._calls.put(_Call(loop, answer, work, arguments))
+        self._calls.put(_EngineCall(loop, answer, work, arguments))
         return answer
 
     def stop(self, *, wait_seconds: float = 0.0) -> None:
@@ -47,7 +47,7 @@ class Worker:
             del call  # nothing of it is held while the thread waits for the next
 
 
-class _Call:
+class _EngineCall:
     __slots__ = ("_answer", "_arguments", "_loop", "_work")
 
     def __init__(

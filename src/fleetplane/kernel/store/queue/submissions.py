@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from fleetplane.kernel.errors import FleetplaneError
 from fleetplane.kernel.resources import Key
 from fleetplane.kernel.store.draft import Committed, Draft
-from fleetplane.kernel.store.engine import Cut
-from fleetplane.kernel.store.group import Result
+from fleetplane.kernel.store.engine import ArchiveCut
+from fleetplane.kernel.store.group import TransactionResult
 from fleetplane.kernel.store.queue.fair import share_of
 
 
@@ -53,7 +53,7 @@ class Submission:
         action: str,
         touches: frozenset[Key],
         horizon: int,
-        cut: Cut | None,
+        cut: ArchiveCut | None,
         number: int,
     ) -> None:
         self.number = number
@@ -75,7 +75,7 @@ class Submission:
 
 
 def settled(
-    answer: asyncio.Future[Committed[object]], result: Result | None, error: FleetplaneError | None
+    answer: asyncio.Future[Committed[object]], result: TransactionResult | None, error: FleetplaneError | None
 ) -> None:
     """Tell a caller what came of its transaction."""
     if error is not None and (result is None or result.depends):

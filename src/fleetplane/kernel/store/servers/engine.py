@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from fleetplane.kernel.store.engine import (
-    Author,
+    DatabaseMark,
     Engine,
+    GroupAuthor,
+    GroupOutcome,
     GroupPage,
-    Mark,
-    Outcome,
     ResourceRow,
     WriteGroup,
 )
@@ -22,10 +22,10 @@ Drafting = Callable[[GroupPage], Awaitable[WriteGroup | None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Renewal:
+class LeaseRenewal:
     alive: bool
     """Whether this server may go on as what it was."""
-    holder: Author
+    holder: GroupAuthor
     """Who took the seat last."""
     now_ns: int
     """The database's clock."""
@@ -37,18 +37,18 @@ class SharedEngine(Engine, Protocol):
         boot number. Earlier boots have ended."""
         ...
 
-    async def renew(self, author: Author, number: int = 0) -> Renewal:
+    async def renew(self, author: GroupAuthor, number: int = 0) -> LeaseRenewal:
         """Say that a server is alive and has applied a group; with a term, also that it has the seat."""
         ...
 
-    async def take_over(self, before: Mark, author: Author, life_seconds: float) -> Outcome:
+    async def take_over(self, before: DatabaseMark, author: GroupAuthor, life_seconds: float) -> GroupOutcome:
         """Take the seat, under the next term, if nobody has it who renewed within `life_seconds`.
 
         Conditional on where the database stands, as a commit is: who takes over has seen everything.
         """
         ...
 
-    async def commit_alone(self, *, after: int, limit: int, draft: Drafting) -> Outcome | None:
+    async def commit_alone(self, *, after: int, limit: int, draft: Drafting) -> GroupOutcome | None:
         """Write a group while nobody else can: the end of the log is read, `draft` called, its group written.
 
         For whoever came too late several times. The others wait meanwhile, so that `draft` must not. None,
@@ -57,7 +57,7 @@ class SharedEngine(Engine, Protocol):
         """
         ...
 
-    async def leave(self, author: Author) -> None:
+    async def leave(self, author: GroupAuthor) -> None:
         """Let others take over at once."""
         ...
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from fleetplane.kernel.errors import IntegrityError
 from fleetplane.kernel.resources import AnyKind, AnyResource, Key
 from fleetplane.kernel.store.applier import Applier
-from fleetplane.kernel.store.engine import GroupPage, LoggedGroup, Mark, Outcome, WriteGroup
+from fleetplane.kernel.store.engine import DatabaseMark, GroupOutcome, GroupPage, LoggedGroup, WriteGroup
 from fleetplane.kernel.store.servers.engine import SharedEngine
 from fleetplane.kernel.watch import EventType
 
@@ -41,7 +41,7 @@ class Follower:
                 if self._applier.mark.number >= page.head.number:
                     return
 
-    async def write_alone(self, draft: Callable[[], WriteGroup | None]) -> Outcome | None:
+    async def write_alone(self, draft: Callable[[], WriteGroup | None]) -> GroupOutcome | None:
         """Catch up, and write what is drafted then, while no other server can write.
 
         None if nothing was written: too much is missing (then `draft` was not called), or nothing is wanted.
@@ -54,7 +54,7 @@ class Follower:
 
         return await self._engine.commit_alone(after=asked.number, limit=PAGE_ROWS, draft=drafted)
 
-    async def _apply(self, page: GroupPage, asked: Mark) -> None:
+    async def _apply(self, page: GroupPage, asked: DatabaseMark) -> None:
         """Apply what was read after a mark, but for what was applied meanwhile."""
         _check(page, asked)
         for group in page.groups:
@@ -78,7 +78,7 @@ class Follower:
         return bodies
 
 
-def _check(page: GroupPage, asked: Mark) -> None:
+def _check(page: GroupPage, asked: DatabaseMark) -> None:
     if page.head.number < asked.number or (page.before is not None and page.before != asked):
         raise IntegrityError(
             f"the database is at group {page.head.number} and does not have group {asked.number} as this"

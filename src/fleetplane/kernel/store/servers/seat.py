@@ -17,7 +17,7 @@ import structlog
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError, Unavailable
 from fleetplane.kernel.store.applier import Applier
-from fleetplane.kernel.store.engine import Author, Superseded
+from fleetplane.kernel.store.engine import GroupAuthor, Superseded
 from fleetplane.kernel.store.servers.engine import SharedEngine
 from fleetplane.kernel.store.servers.follower import Follower
 from fleetplane.kernel.store.servers.time import DatabaseClock
@@ -46,8 +46,8 @@ class Seat:
         self._applier = applier
         self._follower = follower
         self._clock = clock
-        self.author = Author()
-        self.holder = Author()
+        self.author = GroupAuthor()
+        self.holder = GroupAuthor()
         """Who has the seat, as of the last renewal."""
         self.heard = -math.inf
         """When the last renewal that was answered was sent."""
@@ -57,9 +57,9 @@ class Seat:
     def __repr__(self) -> str:
         return f"<Seat {self.author}>"
 
-    async def wait(self, server: str, boot: int) -> Author:
+    async def wait(self, server: str, boot: int) -> GroupAuthor:
         """Follow until this server is the active one."""
-        self.author = mine = Author(server, boot)
+        self.author = mine = GroupAuthor(server, boot)
         begun = self._clock.monotonic()
         log.info("store.stands_by", server=server, boot=boot)
         while True:
@@ -73,7 +73,7 @@ class Seat:
                 log.warning("store.standby_waits", error=error.message, seconds=silent)
             await self._clock.sleep(LOOK_SECONDS)
 
-    async def _taken(self, mine: Author) -> bool:
+    async def _taken(self, mine: GroupAuthor) -> bool:
         if not await self.renew():
             raise _superseded(mine, "another process of the same name has begun")
         await self._follower.catch_up()
@@ -149,5 +149,5 @@ class Seat:
                 await self._engine.leave(self.author)
 
 
-def _superseded(author: Author, why: str) -> Superseded:
+def _superseded(author: GroupAuthor, why: str) -> Superseded:
     return Superseded(f"server {author.server} (boot {author.boot}, term {author.term}) stops: {why}")

@@ -12,7 +12,7 @@ from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.resources import AnyKind
 from fleetplane.kernel.store.bells.bus import Bus
 from fleetplane.kernel.store.bells.doorbell import Doorbell
-from fleetplane.kernel.store.engine import Author
+from fleetplane.kernel.store.engine import GroupAuthor
 from fleetplane.kernel.store.servers.engine import SharedEngine
 from fleetplane.kernel.store.servers.follower import Follower
 from fleetplane.kernel.store.servers.level_keeper import LevelKeeper
@@ -66,7 +66,7 @@ class Standby:
             store._applier.wrote = store.bell.ring
         store._writer.follower = follower
         seat = Seat(engine, store._applier, follower, time)
-        seat.author = Author(server, boot)
+        seat.author = GroupAuthor(server, boot)
         await seat.renew()  # before anything is dated
         index = ReadIndex(engine, store._applier, follower, seat, time)
         store._confirm = index.confirm
@@ -82,7 +82,7 @@ class Standby:
         store = self.store
         turn = asyncio.get_running_loop().create_future()
         try:
-            guest = Author(self._server, self._boot)
+            guest = GroupAuthor(self._server, self._boot)
             async with _ringing(store), store.written(guest, lambda: self._sit(turn)):
                 async with contextlib.AsyncExitStack() as standing_by:
                     if meanwhile is not None:

@@ -15,17 +15,17 @@ from fleetplane.kernel import boundary
 from fleetplane.kernel.errors import FleetplaneError
 from fleetplane.kernel.telemetry.engine import Written
 from fleetplane.kernel.telemetry.postgres import schema
-from fleetplane.kernel.telemetry.postgres.link import READER, WRITER, Link
+from fleetplane.kernel.telemetry.postgres.link import READER, WRITER, PostgresLink
 from fleetplane.kernel.telemetry.postgres.reading import Questions
 from fleetplane.kernel.telemetry.postgres.sweeping import Sweeper
 from fleetplane.kernel.telemetry.postgres.writing import BatchWriter
 from fleetplane.kernel.telemetry.summaries import FoundSummary, Summarizer
 from fleetplane.kernel.telemetry.values import (
-    Bucket,
-    Line,
     LinePage,
     LineQuery,
+    LogRecord,
     Point,
+    PointBucket,
     Sample,
     TelemetryLimits,
 )
@@ -39,8 +39,8 @@ class PostgresTelemetry:
     """A `TelemetryEngine`."""
 
     def __init__(self, url: str, limits: TelemetryLimits) -> None:
-        self._write = Link(url, WRITER, "write")
-        self._read = Link(url, READER, "question")
+        self._write = PostgresLink(url, WRITER, "write")
+        self._read = PostgresLink(url, READER, "question")
         self.writer = BatchWriter(self._write, limits)
         self._sweeper = Sweeper(self._write, self.writer, limits)
         self._questions = Questions(self._read)
@@ -97,7 +97,7 @@ class PostgresTelemetry:
     def stamp(self) -> int:
         return self._stamp
 
-    async def write(self, points: Sequence[Point], lines: Sequence[Line]) -> Written:
+    async def write(self, points: Sequence[Point], lines: Sequence[LogRecord]) -> Written:
         return await self.writer.write(points, lines)
 
     def sweep(self, *, now_ns: int) -> AsyncGenerator[int, None]:
@@ -143,7 +143,7 @@ class PostgresTelemetry:
         from_ns: int,
         to_ns: int,
         width_ns: int,
-    ) -> Sequence[Bucket]:
+    ) -> Sequence[PointBucket]:
         return await self._questions.buckets(
             scope, series, sources, from_ns=from_ns, to_ns=to_ns, width_ns=width_ns
         )

@@ -35,7 +35,7 @@ ANSWERS: Final = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, Timeou
 SNAPSHOT: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 
 
-class Link:
+class PostgresLink:
     """One connection, one user at a time; made anew when it broke."""
 
     def __init__(self, url: str, settings: Mapping[str, str], purpose: str) -> None:

@@ -8,11 +8,18 @@ from typing import Any, Final
 
 from fleetplane.kernel.telemetry.postgres import summing
 from fleetplane.kernel.telemetry.postgres.encoding import text
-from fleetplane.kernel.telemetry.postgres.link import SNAPSHOT, Link, transaction
+from fleetplane.kernel.telemetry.postgres.link import SNAPSHOT, PostgresLink, transaction
 from fleetplane.kernel.telemetry.postgres.schema import LINES, POINTS
 from fleetplane.kernel.telemetry.questions import check_buckets, moment, page_start
 from fleetplane.kernel.telemetry.summaries import FoundSummary, cover
-from fleetplane.kernel.telemetry.values import MOMENT_LIMIT_NS, Bucket, FoundLine, LinePage, LineQuery, Sample
+from fleetplane.kernel.telemetry.values import (
+    MOMENT_LIMIT_NS,
+    FoundLine,
+    LinePage,
+    LineQuery,
+    PointBucket,
+    Sample,
+)
 from fleetplane.kernel.values.times import NS
 
 _SERIES: Final = (
@@ -47,7 +54,7 @@ _READ: Final = (
 
 
 class Questions:
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: PostgresLink) -> None:
         self._link = link
 
     def __repr__(self) -> str:
@@ -96,14 +103,16 @@ class Questions:
         from_ns: int,
         to_ns: int,
         width_ns: int,
-    ) -> Sequence[Bucket]:
+    ) -> Sequence[PointBucket]:
         from_ns, to_ns = moment(from_ns), moment(to_ns)
         check_buckets(from_ns, to_ns, width_ns)
         named = _named(scope, series, sources)
         async with self._link.held() as ask:
             rows = await ask.fetch(_BUCKETS, *named, from_ns, to_ns, min(width_ns, MOMENT_LIMIT_NS))
         return [
-            Bucket(at_ns=from_ns + index * width_ns, count=count, total=total, lowest=lowest, highest=highest)
+            PointBucket(
+                at_ns=from_ns + index * width_ns, count=count, total=total, lowest=lowest, highest=highest
+            )
             for index, count, total, lowest, highest in rows
         ]
 

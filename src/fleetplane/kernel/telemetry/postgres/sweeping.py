@@ -17,7 +17,7 @@ import asyncpg
 import structlog
 
 from fleetplane.kernel.telemetry.postgres import schema, summing
-from fleetplane.kernel.telemetry.postgres.link import Link, transaction
+from fleetplane.kernel.telemetry.postgres.link import PostgresLink, transaction
 from fleetplane.kernel.telemetry.postgres.schema import DAYS_AHEAD, LINES, POINTS, day_of, table_of
 from fleetplane.kernel.telemetry.postgres.writing import BatchWriter, Share
 from fleetplane.kernel.telemetry.summaries import Summarizer
@@ -83,7 +83,7 @@ _OF_POINTS: Final = "series = ANY(ARRAY(SELECT id FROM telemetry_series WHERE sc
 
 
 class Sweeper:
-    def __init__(self, link: Link, writer: BatchWriter, limits: TelemetryLimits) -> None:
+    def __init__(self, link: PostgresLink, writer: BatchWriter, limits: TelemetryLimits) -> None:
         self._link = link
         self._writer = writer
         self._limits = limits

@@ -22,14 +22,14 @@ import asyncpg
 from fleetplane.kernel.telemetry.engine import Written
 from fleetplane.kernel.telemetry.postgres import encoding, schema, summing
 from fleetplane.kernel.telemetry.postgres.encoding import LineRow, PointRow, text
-from fleetplane.kernel.telemetry.postgres.link import Link, transaction
+from fleetplane.kernel.telemetry.postgres.link import PostgresLink, transaction
 from fleetplane.kernel.telemetry.postgres.schema import LINES, POINTS, day_of
 from fleetplane.kernel.telemetry.postgres.series import Key, KnownSeries
 from fleetplane.kernel.telemetry.rows import SeriesState, marks
 from fleetplane.kernel.telemetry.series_quota import Admissions
 from fleetplane.kernel.telemetry.summaries import WIDTHS, Summarizer, digested
 from fleetplane.kernel.telemetry.summaries import Key as SummaryKey
-from fleetplane.kernel.telemetry.values import Line, Point, TelemetryLimits
+from fleetplane.kernel.telemetry.values import LogRecord, Point, TelemetryLimits
 
 ATTEMPTS: Final = 3
 """Of one batch: as it is, with rows that are there already, with days that another server just dropped."""
@@ -65,14 +65,14 @@ Share = tuple[int, int, str, str]
 class _Batch:
     """Rows on their way, in the order of the index."""
 
-    senders: dict[Sender, list[Line]] = field(default_factory=dict)
+    senders: dict[Sender, list[LogRecord]] = field(default_factory=dict)
     wanted: dict[Key, int] = field(default_factory=dict)
     """Series, and the newest day of each."""
     keys: list[Key] = field(default_factory=list)
     """Of each point."""
     counters: set[Key] = field(default_factory=set)
     points: list[PointRow] = field(default_factory=list)
-    lines: list[tuple[LineRow, Line]] = field(default_factory=list)
+    lines: list[tuple[LineRow, LogRecord]] = field(default_factory=list)
     over_quota: int = 0
     packed_points: list[bytes] = field(default_factory=list)
     packed_lines: list[bytes] = field(default_factory=list)
@@ -82,7 +82,7 @@ class _Batch:
 
 
 class BatchWriter:
-    def __init__(self, link: Link, limits: TelemetryLimits) -> None:
+    def __init__(self, link: PostgresLink, limits: TelemetryLimits) -> None:
         self._link = link
         self.series = KnownSeries(limits)
         self.summarizers: dict[str, Summarizer] = {}
@@ -104,7 +104,7 @@ class BatchWriter:
     async def in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pen, work)
 
-    async def write(self, points: Sequence[Point], lines: Sequence[Line]) -> Written:
+    async def write(self, points: Sequence[Point], lines: Sequence[LogRecord]) -> Written:
         try:
             async with self._link.held() as connection:
                 return await self._write(connection, points, lines)
@@ -115,7 +115,7 @@ class BatchWriter:
                 known.clear()
             raise
 
-    async def _write(self, connection: Any, points: Sequence[Point], lines: Sequence[Line]) -> Written:
+    async def _write(self, connection: Any, points: Sequence[Point], lines: Sequence[LogRecord]) -> Written:
         batch = await self.in_thread(lambda: _gathered(points, lines))
         admissions = Admissions(self.series.quota)
         states = await self.series.resolve(connection, batch.wanted, batch.counters, admissions)
@@ -171,7 +171,7 @@ class BatchWriter:
         return rows + len(batch.lines) - len(again)
 
     async def _sum_up(self, connection: Any, batch: _Batch, again: set[tuple[int, int, int]]) -> None:
-        fresh: dict[Sender, list[Line]] = {}
+        fresh: dict[Sender, list[LogRecord]] = {}
         for row, line in batch.lines:
             if line.stream in self.summarizers and row[:3] not in again:
                 fresh.setdefault((text(line.scope), text(line.stream), row.source), []).append(line)
@@ -209,7 +209,7 @@ class BatchWriter:
         return self._channels
 
 
-def _gathered(points: Sequence[Point], lines: Sequence[Line]) -> _Batch:
+def _gathered(points: Sequence[Point], lines: Sequence[LogRecord]) -> _Batch:
     """Who sent what."""
     batch = _Batch()
     for sender, some in groupby(lines, _SENDER):  # they lie together already, a few of each
@@ -241,7 +241,7 @@ def _made_ready(
             by_moment[row[:2]] = row
             batch.rows[day_of(point.at_ns), 0, key[0], key[2]] += 1
     batch.points = [by_moment[place] for place in sorted(by_moment)]
-    found: dict[tuple[int, int, int], tuple[LineRow, Line]] = {}
+    found: dict[tuple[int, int, int], tuple[LineRow, LogRecord]] = {}
     for (scope, stream, source), theirs in batch.senders.items():
         channel = channels[scope, stream]
         for line, mark in zip(theirs, marks(source, theirs), strict=True):

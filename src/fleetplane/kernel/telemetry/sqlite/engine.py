@@ -11,15 +11,15 @@ from typing import Self, TypeVar
 
 from fleetplane.kernel.telemetry.engine import Written
 from fleetplane.kernel.telemetry.sqlite import database
-from fleetplane.kernel.telemetry.sqlite.reading import Reader
-from fleetplane.kernel.telemetry.sqlite.writing import Writer
+from fleetplane.kernel.telemetry.sqlite.reading import SqliteSeriesReader
+from fleetplane.kernel.telemetry.sqlite.writing import SqliteSeriesWriter
 from fleetplane.kernel.telemetry.summaries import FoundSummary, Summarizer
 from fleetplane.kernel.telemetry.values import (
-    Bucket,
-    Line,
     LinePage,
     LineQuery,
+    LogRecord,
     Point,
+    PointBucket,
     Sample,
     TelemetryLimits,
 )
@@ -34,10 +34,10 @@ class SqliteTelemetry:
 
     def __init__(self, path: Path, limits: TelemetryLimits) -> None:
         self._path = path
-        self.writer = Writer(path, limits)
-        self._readers: SimpleQueue[Reader] = SimpleQueue()
+        self.writer = SqliteSeriesWriter(path, limits)
+        self._readers: SimpleQueue[SqliteSeriesReader] = SimpleQueue()
         for _ in range(READERS):
-            self._readers.put(Reader(path))
+            self._readers.put(SqliteSeriesReader(path))
         self._pen = ThreadPoolExecutor(1, "telemetry-write")
         self._eyes = ThreadPoolExecutor(READERS, "telemetry-read")
 
@@ -72,7 +72,7 @@ class SqliteTelemetry:
     def stamp(self) -> int:
         return 0
 
-    async def write(self, points: Sequence[Point], lines: Sequence[Line]) -> Written:
+    async def write(self, points: Sequence[Point], lines: Sequence[LogRecord]) -> Written:
         return await self._in_pen(lambda: self.writer.write(points, lines))
 
     async def sweep(self, *, now_ns: int) -> AsyncGenerator[int, None]:
@@ -131,7 +131,7 @@ class SqliteTelemetry:
         from_ns: int,
         to_ns: int,
         width_ns: int,
-    ) -> Sequence[Bucket]:
+    ) -> Sequence[PointBucket]:
         return await self._ask(
             lambda reader: reader.buckets(
                 scope, series, sources, from_ns=from_ns, to_ns=to_ns, width_ns=width_ns
@@ -150,7 +150,7 @@ class SqliteTelemetry:
     async def lines(self, query: LineQuery) -> LinePage:
         return await self._ask(lambda reader: reader.lines(query))
 
-    async def _ask(self, question: Callable[[Reader], T]) -> T:
+    async def _ask(self, question: Callable[[SqliteSeriesReader], T]) -> T:
         def work() -> T:
             reader = self._readers.get()
             try:

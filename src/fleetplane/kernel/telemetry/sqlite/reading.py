@@ -12,10 +12,10 @@ from fleetplane.kernel.telemetry.questions import check_buckets, moment, page_st
 from fleetplane.kernel.telemetry.sqlite import database, summing
 from fleetplane.kernel.telemetry.summaries import FoundSummary
 from fleetplane.kernel.telemetry.values import (
-    Bucket,
     FoundLine,
     LinePage,
     LineQuery,
+    PointBucket,
     Sample,
 )
 
@@ -50,7 +50,7 @@ _PAGE = (
 )
 
 
-class Reader:
+class SqliteSeriesReader:
     """Used by one thread at a time."""
 
     def __init__(self, path: Path) -> None:
@@ -116,15 +116,15 @@ class Reader:
         from_ns: int,
         to_ns: int,
         width_ns: int,
-    ) -> Sequence[Bucket]:
+    ) -> Sequence[PointBucket]:
         from_ns, to_ns = moment(from_ns), moment(to_ns)
         check_buckets(from_ns, to_ns, width_ns)
-        made: dict[int, Bucket] = {}
+        made: dict[int, PointBucket] = {}
         with self._asking() as ask:
             for number, _ in self._series(scope, series, sources):
                 window = {"series": number, "start": from_ns, "stop": to_ns, "width": width_ns}
                 for index, count, total, lowest, highest in ask.execute(_BUCKETS, window):
-                    bucket = Bucket(
+                    bucket = PointBucket(
                         at_ns=from_ns + index * width_ns,
                         count=count,
                         total=total,
@@ -188,8 +188,8 @@ class Reader:
                 connection.execute("COMMIT")
 
 
-def _together(one: Bucket, other: Bucket) -> Bucket:
-    return Bucket(
+def _together(one: PointBucket, other: PointBucket) -> PointBucket:
+    return PointBucket(
         at_ns=one.at_ns,
         count=one.count + other.count,
         total=one.total + other.total,

@@ -23,7 +23,7 @@ from fleetplane.kernel.telemetry.summaries import (
     cover,
     digested,
 )
-from fleetplane.kernel.telemetry.values import Line
+from fleetplane.kernel.telemetry.values import LogRecord
 from fleetplane.kernel.values.times import NS
 
 _FIND: Final = (
@@ -68,7 +68,7 @@ def sum_up(
     summarizer: Summarizer,
     channels: Mapping[str, int],
     source: str,
-    lines: Sequence[Line],
+    lines: Sequence[LogRecord],
 ) -> None:
     """Add new lines of a source to their summaries. Inside the transaction that wrote them.
 

@@ -18,7 +18,7 @@ from fleetplane.kernel.telemetry.rows import SeriesState, marks
 from fleetplane.kernel.telemetry.series_quota import EVICT_SHARE, Admission, Admissions, SeriesQuota
 from fleetplane.kernel.telemetry.sqlite import database, summing
 from fleetplane.kernel.telemetry.summaries import Summarizer
-from fleetplane.kernel.telemetry.values import Line, Point, TelemetryLimits
+from fleetplane.kernel.telemetry.values import LogRecord, Point, TelemetryLimits
 from fleetplane.kernel.values.times import NS
 
 SLICE_ROWS = 10_000
@@ -76,7 +76,7 @@ _SENDER = attrgetter("scope", "stream", "source")
 _LineRow = tuple[int, int, int, int, str, str, str, bytes]
 
 
-class Writer:
+class SqliteSeriesWriter:
     def __init__(self, path: Path, limits: TelemetryLimits) -> None:
         self._limits = limits
         self._connection = database.connect(path, for_writing=True)
@@ -106,7 +106,7 @@ class Writer:
 
     # Batches.
 
-    def write(self, points: Sequence[Point], lines: Sequence[Line]) -> Written:
+    def write(self, points: Sequence[Point], lines: Sequence[LogRecord]) -> Written:
         """All of it, or nothing and an error."""
         self._over_quota = self._evicted = 0
         self._admissions = Admissions(self._quota)
@@ -126,11 +126,11 @@ class Writer:
             notices=self._admissions.notices,
         )
 
-    def _write_lines(self, lines: Sequence[Line]) -> int:
-        by_source: dict[tuple[str, str, str], list[Line]] = {}
+    def _write_lines(self, lines: Sequence[LogRecord]) -> int:
+        by_source: dict[tuple[str, str, str], list[LogRecord]] = {}
         for key, some in groupby(lines, _SENDER):  # they lie together already, a few of each
             by_source.setdefault(key, []).extend(some)
-        rows: list[tuple[_LineRow, Line]] = []
+        rows: list[tuple[_LineRow, LogRecord]] = []
         for (scope, stream, source), theirs in by_source.items():
             channel = self._channel(scope, stream)
             rows += zip(_line_rows(channel, source, theirs), theirs, strict=True)
@@ -145,7 +145,7 @@ class Writer:
                 summing.sum_up(self._connection, summarizer, channels, source, fresh)
         return len(rows) - len(again)
 
-    def _insert_lines(self, rows: Sequence[tuple[_LineRow, Line]]) -> AbstractSet[int]:
+    def _insert_lines(self, rows: Sequence[tuple[_LineRow, LogRecord]]) -> AbstractSet[int]:
         """The ids of those that were there before: nearly always none, which is found out at once."""
         if not rows:
             return set()
@@ -360,7 +360,7 @@ class Writer:
             return self._connection.execute(statement, arguments).rowcount
 
 
-def _line_rows(channel: int, source: str, lines: Sequence[Line]) -> Iterator[_LineRow]:
+def _line_rows(channel: int, source: str, lines: Sequence[LogRecord]) -> Iterator[_LineRow]:
     """As they lie in the table."""
     for line, mark in zip(lines, marks(source, lines), strict=True):
         yield channel, line.at_ns, mark, line.code, source, line.subject, line.action, line.body

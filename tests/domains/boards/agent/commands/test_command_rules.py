@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetplane.domains.boards.agent.commands.rules import (
-    Asked,
     CommandPolicy,
     Free,
-    Job,
-    Profile,
+    ProgramJob,
+    ProgramProfile,
+    ProgramRequest,
     Rule,
     decide,
 )
@@ -20,11 +20,11 @@ from fleetplane.kernel.errors import FleetplaneError, InvalidArgument, Permissio
 DF = Rule(program="/usr/bin/df", forms=((), ("-[hi]",)))
 SYSTEMCTL = Rule(program="/usr/bin/systemctl", forms=(("is-active", "[a-z0-9@.-]+"),))
 LS = Rule(program="/bin/ls", forms=(("-l", "/var/log/[a-z]+", "..."),))
-POLICY = CommandPolicy(profiles=(Profile(name="diagnostics", rules=(DF, SYSTEMCTL, LS)),))
+POLICY = CommandPolicy(profiles=(ProgramProfile(name="diagnostics", rules=(DF, SYSTEMCTL, LS)),))
 
 
-def asked(command: str, *arguments: str, **more: object) -> Asked:
-    return Asked(command=command, arguments=arguments, **more)  # type: ignore[arg-type]
+def asked(command: str, *arguments: str, **more: object) -> ProgramRequest:
+    return ProgramRequest(command=command, arguments=arguments, **more)  # type: ignore[arg-type]
 
 
 def cause(error: FleetplaneError) -> str:
@@ -137,7 +137,10 @@ def test_what_no_program_could_take_is_named(command: str, arguments: tuple[str,
 
 def test_a_profile_that_is_named_is_the_only_one_looked_at() -> None:
     policy = CommandPolicy(
-        profiles=(Profile(name="a", rules=(DF,)), Profile(name="b", rules=(SYSTEMCTL,), run_as="pi"))
+        profiles=(
+            ProgramProfile(name="a", rules=(DF,)),
+            ProgramProfile(name="b", rules=(SYSTEMCTL,), run_as="pi"),
+        )
     )
     assert decide(policy, asked("systemctl", "is-active", "x", profile="b"), free=False).run_as == "pi"
     with pytest.raises(PermissionDenied):
@@ -151,7 +154,7 @@ def test_free_commands_need_an_absolute_path_and_the_owners_word() -> None:
 
     job = decide(policy, asked("/usr/bin/id", "-u"), free=True)
 
-    assert isinstance(job, Job)
+    assert isinstance(job, ProgramJob)
     assert (job.program, job.arguments, job.profile) == ("/usr/bin/id", ("-u",), "")
     for command, free in (("id", True), ("/usr/bin/id", False)):
         with pytest.raises(PermissionDenied):
@@ -165,12 +168,14 @@ def test_free_commands_need_an_absolute_path_and_the_owners_word() -> None:
         lambda: Rule(program="/usr/bin/../bin/df"),
         lambda: Rule(program="/usr/bin/df", forms=(("...",),)),
         lambda: Rule(program="/usr/bin/df", forms=(("...", "a"),)),
-        lambda: Profile(name="x", rules=(), timeout_seconds=400),
-        lambda: Profile(name="x", rules=(), environment=("LD_PRELOAD",)),
-        lambda: Profile(name="x", rules=(), environment=("PATH",)),
-        lambda: Profile(name="x", rules=(), environment=("A=B",)),
-        lambda: Profile(name="x", rules=(), working_dirs=("tmp",)),
-        lambda: CommandPolicy(profiles=(Profile(name="x", rules=()), Profile(name="x", rules=()))),
+        lambda: ProgramProfile(name="x", rules=(), timeout_seconds=400),
+        lambda: ProgramProfile(name="x", rules=(), environment=("LD_PRELOAD",)),
+        lambda: ProgramProfile(name="x", rules=(), environment=("PATH",)),
+        lambda: ProgramProfile(name="x", rules=(), environment=("A=B",)),
+        lambda: ProgramProfile(name="x", rules=(), working_dirs=("tmp",)),
+        lambda: CommandPolicy(
+            profiles=(ProgramProfile(name="x", rules=()), ProgramProfile(name="x", rules=()))
+        ),
     ],
 )
 def test_a_policy_that_would_be_a_hole_is_no_policy(make: object) -> None:

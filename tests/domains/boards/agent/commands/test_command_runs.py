@@ -15,18 +15,18 @@ from support.boards.boards_rig import until
 from support.shared.processes_seen import gone, with_mark
 
 from fleetplane.domains.boards.agent.commands import runs as command_runs
-from fleetplane.domains.boards.agent.commands.rules import Job
-from fleetplane.domains.boards.agent.commands.runs import Ended
+from fleetplane.domains.boards.agent.commands.rules import ProgramJob
+from fleetplane.domains.boards.agent.commands.runs import ProgramEnd
 from fleetplane.kernel.errors import FailedPrecondition, PermissionDenied, SettingsError, Unavailable
 from fleetplane.node.programs import run as program_run
 from fleetplane.node.programs.containment import Containment
-from fleetplane.node.programs.output import Ends, Kept
+from fleetplane.node.programs.output import Ends, KeptOutput
 
 SH = "/bin/sh"
 AS_ROOT = os.geteuid() == 0
 
 
-def job(program: str, *arguments: str, **more: Any) -> Job:
+def job(program: str, *arguments: str, **more: Any) -> ProgramJob:
     facts: dict[str, Any] = {
         "program": program,
         "arguments": arguments,
@@ -38,10 +38,10 @@ def job(program: str, *arguments: str, **more: Any) -> Job:
         "stdin": b"",
         "run_as": "nobody",
     }
-    return Job(**{**facts, **more})
+    return ProgramJob(**{**facts, **more})
 
 
-async def run(made: Job, *, processes: int = 16, memory_bytes: int = 256 << 20) -> Ended:
+async def run(made: ProgramJob, *, processes: int = 16, memory_bytes: int = 256 << 20) -> ProgramEnd:
     return await command_runs.run(made, processes=processes, memory_bytes=memory_bytes)
 
 
@@ -171,10 +171,10 @@ async def test_a_fork_bomb_meets_its_limit_and_is_swept_up(
     for folder in (tmp_path, *tmp_path.parents):  # the unprivileged user must get there
         if not folder.stat().st_mode & 0o001:
             folder.chmod(folder.stat().st_mode | 0o001)
-    most, kept = 0, list[Kept]()
+    most, kept = 0, list[KeptOutput]()
 
-    def keeping(limit_bytes: int) -> Kept:
-        kept.append(Kept(limit_bytes))
+    def keeping(limit_bytes: int) -> KeptOutput:
+        kept.append(KeptOutput(limit_bytes))
         return kept[0]
 
     async def watch() -> None:

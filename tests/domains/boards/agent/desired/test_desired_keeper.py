@@ -12,14 +12,14 @@ import pytest
 import structlog
 from support.boards.boards_rig import until
 
-from fleetplane.domains.boards.agent.audit import AuditTrail
+from fleetplane.domains.boards.agent.audit import BoardAuditLog
 from fleetplane.domains.boards.agent.config import ProgramsSection, RuleSection
 from fleetplane.domains.boards.agent.desired.keeper import DesiredKeeper
 from fleetplane.domains.boards.agent.desired.packages import PackagePolicy, Packages
 from fleetplane.domains.boards.agent.gpio.errors import HardwareSilent
 from fleetplane.domains.boards.agent.gpio.hardware_thread import HardwareThread
 from fleetplane.domains.boards.agent.gpio.simulated import SimulatedBoard, Wire
-from fleetplane.domains.boards.agent.membership import IdentityFolder
+from fleetplane.domains.boards.agent.membership import BoardIdentityFolder
 from fleetplane.domains.boards.agent.pins.pins import Pins
 from fleetplane.domains.boards.agent.pins.rules import PinPolicy
 from fleetplane.gen.boards import boards_pb2 as pb
@@ -53,15 +53,15 @@ def wanted(version: str, *programs: tuple[str, str], pins: tuple[int, ...] = ())
 
 @contextlib.asynccontextmanager
 async def keeping(
-    folder: Path | IdentityFolder,
+    folder: Path | BoardIdentityFolder,
     copper: SimulatedBoard,
     rules: tuple[RuleSection, ...] = RULES,
     packages: PackagePolicy = NO_PACKAGES,
 ) -> AsyncIterator[DesiredKeeper]:
-    identity = folder if isinstance(folder, IdentityFolder) else IdentityFolder(folder)
+    identity = folder if isinstance(folder, BoardIdentityFolder) else BoardIdentityFolder(folder)
     clock, log = SystemClock(), structlog.get_logger()
     identity.make()
-    with AuditTrail(identity.audit, clock, log) as audit:
+    with BoardAuditLog(identity.audit, clock, log) as audit:
         async with Pins(copper.open, PinPolicy(), clock, audit=audit.pin) as pins:
             keeper = DesiredKeeper(
                 folder=identity,
@@ -118,7 +118,7 @@ async def test_what_is_refused_changes_nothing_and_what_was_taken_is_run_after_a
         assert not keeper.applied().programs
 
 
-class SlowDisk(IdentityFolder):
+class SlowDisk(BoardIdentityFolder):
     """What is kept there is read at once and handed over only when told."""
 
     handed_over = threading.Event()

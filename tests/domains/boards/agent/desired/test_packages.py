@@ -14,13 +14,13 @@ from domains.boards.agent.desired.test_desired_keeper import keeping, wanted
 from support.boards.boards_rig import until
 from support.boards.debian_root import DebianRoot
 
-from fleetplane.domains.boards.agent.audit import AuditTrail
+from fleetplane.domains.boards.agent.audit import BoardAuditLog
 from fleetplane.domains.boards.agent.config import decode
 from fleetplane.domains.boards.agent.desired import apt
 from fleetplane.domains.boards.agent.desired.apt import plan_of
 from fleetplane.domains.boards.agent.desired.packages import PackagePolicy, Packages
 from fleetplane.domains.boards.agent.gpio.simulated import SimulatedBoard
-from fleetplane.domains.boards.agent.membership import IdentityFolder
+from fleetplane.domains.boards.agent.membership import BoardIdentityFolder
 from fleetplane.domains.boards.debian import check_packages
 from fleetplane.gen.boards import boards_pb2 as pb
 from fleetplane.kernel.clock import SystemClock
@@ -43,19 +43,19 @@ def debian(tmp_path: Path) -> Iterator[DebianRoot]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> IdentityFolder:
-    made = IdentityFolder(tmp_path / "state")
+def folder(tmp_path: Path) -> BoardIdentityFolder:
+    made = BoardIdentityFolder(tmp_path / "state")
     made.make()
     return made
 
 
 @pytest.fixture
-def audit(folder: IdentityFolder) -> Iterator[AuditTrail]:
-    with AuditTrail(folder.audit, SystemClock(), structlog.get_logger()) as trail:
+def audit(folder: BoardIdentityFolder) -> Iterator[BoardAuditLog]:
+    with BoardAuditLog(folder.audit, SystemClock(), structlog.get_logger()) as trail:
         yield trail
 
 
-def packages(folder: IdentityFolder, audit: AuditTrail, policy: PackagePolicy = POLICY) -> Packages:
+def packages(folder: BoardIdentityFolder, audit: BoardAuditLog, policy: PackagePolicy = POLICY) -> Packages:
     """As after a start of the agent: what it knows is on disk."""
     return Packages(policy, folder=folder, audit=audit, log=structlog.get_logger())
 
@@ -125,7 +125,7 @@ def test_the_owner_names_packages_and_only_the_star_is_special() -> None:
 
 
 def test_what_is_not_allowed_or_could_not_be_is_refused_with_its_reason(
-    folder: IdentityFolder, audit: AuditTrail
+    folder: BoardIdentityFolder, audit: BoardAuditLog
 ) -> None:
     with pytest.raises(PermissionDenied, match=r"packages\.allow names none"):
         packages(folder, audit, PackagePolicy()).check({"sensor": ""})
@@ -153,7 +153,7 @@ def test_a_plan_of_apt_is_read_line_by_line() -> None:
 
 
 async def test_packages_come_change_and_go_back_to_what_was_there(
-    debian: DebianRoot, folder: IdentityFolder, audit: AuditTrail
+    debian: DebianRoot, folder: BoardIdentityFolder, audit: BoardAuditLog
 ) -> None:
     debian.add("sensor", "1.0")
     made = packages(folder, audit)
@@ -172,11 +172,11 @@ async def test_packages_come_change_and_go_back_to_what_was_there(
 
 
 async def test_a_package_that_was_there_is_never_removed_and_gets_its_version_again(
-    debian: DebianRoot, folder: IdentityFolder, audit: AuditTrail
+    debian: DebianRoot, folder: BoardIdentityFolder, audit: BoardAuditLog
 ) -> None:
     debian.add("probe", "1.0")
     debian.add("probe", "1.5")
-    owner = packages(IdentityFolder(folder.root / "owner"), audit)
+    owner = packages(BoardIdentityFolder(folder.root / "owner"), audit)
     owner._folder.make()
     assert await bring(owner, probe="1.0") == {"probe": "1.0"}  # as if its owner had installed it
     made = packages(folder, audit)
@@ -189,7 +189,7 @@ async def test_a_package_that_was_there_is_never_removed_and_gets_its_version_ag
 
 
 async def test_what_would_touch_anything_that_is_not_allowed_does_not_happen(
-    debian: DebianRoot, folder: IdentityFolder, audit: AuditTrail
+    debian: DebianRoot, folder: BoardIdentityFolder, audit: BoardAuditLog
 ) -> None:
     debian.add("stranger", "1.0")
     debian.add("sensor-lib", "1.0")
@@ -218,7 +218,7 @@ async def test_what_would_touch_anything_that_is_not_allowed_does_not_happen(
 
 
 async def test_who_is_not_root_asks_sudo_and_a_refusal_of_it_is_told(
-    debian: DebianRoot, folder: IdentityFolder, audit: AuditTrail, tmp_path: Path
+    debian: DebianRoot, folder: BoardIdentityFolder, audit: BoardAuditLog, tmp_path: Path
 ) -> None:
     debian.add("sensor", "1.0")
     debian.update()
@@ -239,7 +239,7 @@ async def test_who_is_not_root_asks_sudo_and_a_refusal_of_it_is_told(
 
 
 async def test_an_apt_that_does_not_end_is_ended_and_told_of(
-    folder: IdentityFolder, audit: AuditTrail, tmp_path: Path
+    folder: BoardIdentityFolder, audit: BoardAuditLog, tmp_path: Path
 ) -> None:
     stuck = tmp_path / "apt-get"
     stuck.write_text("#!/bin/sh\nexec sleep 1000\n")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from support.boards.gpio_rigs import LINES, GpioRig
 
-from fleetplane.domains.boards.agent.gpio.chip import HIGH, LOW, Chip, Direction, Line, Pull
+from fleetplane.domains.boards.agent.gpio.chip import HIGH, LOW, Chip, GpioLine, LineDirection, LinePull
 from fleetplane.domains.boards.agent.gpio.errors import LineBusy, LineIsInput, LineReleased
 from fleetplane.kernel.errors import InvalidArgument
 
@@ -23,12 +23,12 @@ def chip(gpio_rig: GpioRig) -> Iterator[Chip]:
 
 def claim(
     chip: Chip,
-    direction: Direction = Direction.OUTPUT,
+    direction: LineDirection = LineDirection.OUTPUT,
     *,
     pin: int = PIN,
-    pull: Pull = Pull.NONE,
+    pull: LinePull = LinePull.NONE,
     level: int | None = None,
-) -> Line:
+) -> GpioLine:
     return chip.claim(pin, direction=direction, pull=pull, level=level, consumer="contract")
 
 
@@ -60,20 +60,20 @@ def test_an_output_follows_what_is_written_and_can_be_read_back(gpio_rig: GpioRi
 
 
 def test_an_input_reads_what_the_outside_drives(gpio_rig: GpioRig, chip: Chip) -> None:
-    line = claim(chip, Direction.INPUT)
+    line = claim(chip, LineDirection.INPUT)
     for level in (HIGH, LOW):
         gpio_rig.drive(PIN, level)
         assert line.read() == level
 
 
-@pytest.mark.parametrize(("pull", "level"), [(Pull.UP, HIGH), (Pull.DOWN, LOW)])
-def test_an_input_that_nobody_drives_reads_its_pull(chip: Chip, pull: Pull, level: int) -> None:
-    assert claim(chip, Direction.INPUT, pull=pull).read() == level
+@pytest.mark.parametrize(("pull", "level"), [(LinePull.UP, HIGH), (LinePull.DOWN, LOW)])
+def test_an_input_that_nobody_drives_reads_its_pull(chip: Chip, pull: LinePull, level: int) -> None:
+    assert claim(chip, LineDirection.INPUT, pull=pull).read() == level
 
 
 def test_an_input_is_not_written(chip: Chip) -> None:
     with pytest.raises(LineIsInput) as caught:
-        claim(chip, Direction.INPUT).write(HIGH)
+        claim(chip, LineDirection.INPUT).write(HIGH)
     assert caught.value.details["cause"] == "input"
 
 
@@ -81,12 +81,12 @@ def test_a_line_becomes_an_output_and_an_input_again_without_being_given_up(
     gpio_rig: GpioRig, chip: Chip
 ) -> None:
     gpio_rig.drive(PIN, LOW)
-    line = claim(chip, Direction.INPUT)
-    line.reconfigure(direction=Direction.OUTPUT, pull=Pull.NONE, level=HIGH)
+    line = claim(chip, LineDirection.INPUT)
+    line.reconfigure(direction=LineDirection.OUTPUT, pull=LinePull.NONE, level=HIGH)
     assert gpio_rig.level(PIN) == HIGH
-    line.reconfigure(direction=Direction.OUTPUT, pull=Pull.NONE)
+    line.reconfigure(direction=LineDirection.OUTPUT, pull=LinePull.NONE)
     assert gpio_rig.level(PIN) == HIGH
-    line.reconfigure(direction=Direction.INPUT, pull=Pull.NONE)
+    line.reconfigure(direction=LineDirection.INPUT, pull=LinePull.NONE)
     assert line.read() == LOW
     assert chip.holder(PIN) == "contract"
 
@@ -119,7 +119,7 @@ def test_a_second_chip_object_does_not_get_what_the_first_holds(gpio_rig: GpioRi
 
 
 def test_a_long_consumer_name_is_cut_to_what_the_kernel_keeps(chip: Chip) -> None:
-    chip.claim(PIN, direction=Direction.INPUT, pull=Pull.NONE, consumer="x" * 80)
+    chip.claim(PIN, direction=LineDirection.INPUT, pull=LinePull.NONE, consumer="x" * 80)
     assert chip.holder(PIN) == "x" * 31
 
 
@@ -131,7 +131,7 @@ def test_a_released_line_is_free_and_answers_nothing(chip: Chip) -> None:
     for call in (
         line.read,
         lambda: line.write(HIGH),
-        lambda: line.reconfigure(direction=Direction.INPUT, pull=Pull.NONE),
+        lambda: line.reconfigure(direction=LineDirection.INPUT, pull=LinePull.NONE),
     ):
         with pytest.raises(LineReleased):
             call()

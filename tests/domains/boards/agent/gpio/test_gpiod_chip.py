@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.boards.gpio_rigs import KernelDouble, os_error
 
-from fleetplane.domains.boards.agent.gpio.chip import HIGH, LOW, Direction, Pull
+from fleetplane.domains.boards.agent.gpio.chip import HIGH, LOW, LineDirection, LinePull
 from fleetplane.domains.boards.agent.gpio.errors import AccessRefused, ChipMissing, HardwareFault
 from fleetplane.domains.boards.agent.gpio.gpiod_chip import GpiodChip, device_paths, open_header_chip
 from fleetplane.domains.boards.agent.gpio.simulated import SimulatedBoard
@@ -62,10 +62,10 @@ def test_an_unknown_chip_is_recognised_by_the_names_of_its_lines() -> None:
     double = chip("new-silicon", len(names), names)
     found = find(a=chip("other", 4), b=double)
     assert found.label == "new-silicon"
-    found.claim(4, direction=Direction.OUTPUT, pull=Pull.NONE, level=HIGH, consumer="test")
+    found.claim(4, direction=LineDirection.OUTPUT, pull=LinePull.NONE, level=HIGH, consumer="test")
     assert [wire.level() for wire in double.board.wires] == [LOW, LOW, HIGH, LOW]
     with pytest.raises(ChipMissing, match="GPIO3"):
-        found.claim(3, direction=Direction.INPUT, pull=Pull.NONE, consumer="test")
+        found.claim(3, direction=LineDirection.INPUT, pull=LinePull.NONE, consumer="test")
 
 
 def test_a_known_label_is_preferred_to_names() -> None:
@@ -114,13 +114,13 @@ def test_the_kernels_errors_keep_their_meaning(number: int, code: str, cause: st
     }
     double = chip("pinctrl-rp1")
     found = find(a=double)
-    line = found.claim(4, direction=Direction.OUTPUT, pull=Pull.NONE, level=LOW, consumer="test")
+    line = found.claim(4, direction=LineDirection.OUTPUT, pull=LinePull.NONE, level=LOW, consumer="test")
     double.failure = number
     for call in (
         line.read,
         lambda: line.write(HIGH),
-        lambda: line.reconfigure(direction=Direction.INPUT, pull=Pull.NONE, level=LOW),
-        lambda: found.claim(5, direction=Direction.INPUT, pull=Pull.NONE, consumer="test"),
+        lambda: line.reconfigure(direction=LineDirection.INPUT, pull=LinePull.NONE, level=LOW),
+        lambda: found.claim(5, direction=LineDirection.INPUT, pull=LinePull.NONE, consumer="test"),
     ):
         with pytest.raises(HardwareFault) as caught:
             call()
@@ -140,7 +140,7 @@ def test_a_claim_that_fails_half_way_is_given_back() -> None:
 
     double.request_lines = then_fail  # type: ignore[method-assign, assignment]
     with pytest.raises(HardwareFault):
-        found.claim(4, direction=Direction.OUTPUT, pull=Pull.NONE, consumer="test")
+        found.claim(4, direction=LineDirection.OUTPUT, pull=LinePull.NONE, consumer="test")
     assert double.board.wires[4].consumer is None
 
 

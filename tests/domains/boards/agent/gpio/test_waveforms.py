@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetplane.domains.boards.agent.gpio import software_pwm
-from fleetplane.domains.boards.agent.gpio.chip import HIGH, LOW, Direction, Line, Pull
+from fleetplane.domains.boards.agent.gpio.chip import HIGH, LOW, GpioLine, LineDirection, LinePull
 from fleetplane.domains.boards.agent.gpio.errors import (
     AccessRefused,
     HardwareFailed,
@@ -68,8 +68,10 @@ def test_all_or_none_of_a_cycle_is_a_level(duty: int, level: int) -> None:
     assert Waveform(frequency_hz=5, duty_percent=duty, start=0).at(123.4) == (level, float("inf"))
 
 
-def output(board: SimulatedBoard, pin: int = 17) -> Line:
-    return board.open().claim(pin, direction=Direction.OUTPUT, pull=Pull.NONE, level=LOW, consumer="test")
+def output(board: SimulatedBoard, pin: int = 17) -> GpioLine:
+    return board.open().claim(
+        pin, direction=LineDirection.OUTPUT, pull=LinePull.NONE, level=LOW, consumer="test"
+    )
 
 
 def test_a_thread_toggles_the_line_until_stopped_and_not_once_more() -> None:

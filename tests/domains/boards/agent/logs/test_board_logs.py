@@ -19,9 +19,9 @@ from support.boards.journal_double import JournalDouble
 
 from fleetplane.domains.boards.agent.logs import entries as log_entries
 from fleetplane.domains.boards.agent.logs import logs, patterns
-from fleetplane.domains.boards.agent.logs.entries import Entry, Level, query
-from fleetplane.domains.boards.agent.logs.journal import Journal, parse
-from fleetplane.domains.boards.agent.logs.logs import Logs, Queue, Tail
+from fleetplane.domains.boards.agent.logs.entries import Level, LogEntry, query
+from fleetplane.domains.boards.agent.logs.journal import SystemJournal, parse
+from fleetplane.domains.boards.agent.logs.logs import EntryTail, Logs, Queue
 from fleetplane.domains.boards.agent.logs.patterns import Redaction
 from fleetplane.domains.boards.agent.logs.ring import LogRing, RingReader
 from fleetplane.kernel.clock import SystemClock
@@ -46,7 +46,7 @@ def make_logs(
 ) -> Logs:
     clock = SystemClock()
     return Logs(
-        journal=Journal(program=str(journal.program) if journal else "/no/journalctl"),
+        journal=SystemJournal(program=str(journal.program) if journal else "/no/journalctl"),
         ring=ring or LogRing(clock, run="r1"),
         files=files or {},
         clock=clock,
@@ -56,7 +56,7 @@ def make_logs(
     )
 
 
-async def read(made: Logs, **wanted: Any) -> list[Entry]:
+async def read(made: Logs, **wanted: Any) -> list[LogEntry]:
     async with asyncio.timeout(60):
         return [entry async for entry in made.stream(query(**wanted))]
 
@@ -66,12 +66,12 @@ async def messages(made: Logs, **wanted: Any) -> list[str]:
 
 
 @contextlib.asynccontextmanager
-async def following(made: Logs, **wanted: Any) -> AsyncGenerator[AsyncGenerator[Entry, None], None]:
+async def following(made: Logs, **wanted: Any) -> AsyncGenerator[AsyncGenerator[LogEntry, None], None]:
     async with contextlib.aclosing(made.stream(query(follow=True, **wanted))) as entries:
         yield entries
 
 
-async def take(entries: AsyncGenerator[Entry, None], count: int) -> list[Entry]:
+async def take(entries: AsyncGenerator[LogEntry, None], count: int) -> list[LogEntry]:
     async with asyncio.timeout(60):
         return [await anext(entries) for _ in range(count)]
 
@@ -79,8 +79,8 @@ async def take(entries: AsyncGenerator[Entry, None], count: int) -> list[Entry]:
 # Filters.
 
 
-def entry(message: str = "hello", **more: Any) -> Entry:
-    return Entry(**{"at_ns": 100, "message": message, "source": "agent", "position": "1", **more})
+def entry(message: str = "hello", **more: Any) -> LogEntry:
+    return LogEntry(**{"at_ns": 100, "message": message, "source": "agent", "position": "1", **more})
 
 
 @pytest.mark.parametrize(
@@ -575,7 +575,7 @@ async def test_following_ends_where_it_was_told_to() -> None:
 
 
 def test_memory_is_bounded_by_size_too() -> None:
-    tail = Tail(10_000, limit_bytes=100_000)
+    tail = EntryTail(10_000, limit_bytes=100_000)
     queue = Queue(limit_bytes=100_000)
     for number in range(100):
         big = entry("x" * 10_000, position=str(number))

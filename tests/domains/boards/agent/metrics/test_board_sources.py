@@ -10,7 +10,7 @@ import pytest
 from support.boards.board_trees import FOURTH, plant
 
 from fleetplane.domains.boards.agent.metrics import board as board_sources
-from fleetplane.domains.boards.agent.metrics.values import Power, Processes, Reserve, Storage, Zone
+from fleetplane.domains.boards.agent.metrics.values import BlockDevice, Power, Processes, Reserve, Zone
 
 
 @pytest.fixture
@@ -158,8 +158,8 @@ def test_a_zone_says_how_bad_it_is(celsius: float, critical: float | None, statu
 
 def test_storage_tells_what_was_written_and_what_the_device_admits_of_its_wear(fourth: Path) -> None:
     assert board_sources.storage(fourth) == (
-        Storage(name="mmcblk0", kind="sd", bytes_read=2000 * 512, bytes_written=4000 * 512),
-        Storage(
+        BlockDevice(name="mmcblk0", kind="sd", bytes_read=2000 * 512, bytes_written=4000 * 512),
+        BlockDevice(
             name="mmcblk1",
             kind="mmc",
             bytes_read=1024,
@@ -167,7 +167,7 @@ def test_storage_tells_what_was_written_and_what_the_device_admits_of_its_wear(f
             life_used_percent=110,
             reserve=Reserve.WARNING,
         ),
-        Storage(name="nvme0n1", kind="nvme", bytes_read=4096, bytes_written=8192),
+        BlockDevice(name="nvme0n1", kind="nvme", bytes_read=4096, bytes_written=8192),
     )
 
 

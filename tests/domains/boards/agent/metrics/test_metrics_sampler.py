@@ -15,7 +15,7 @@ from fleetplane.domains.boards.agent.metrics.sampler import FIRST_SECONDS, SLOW_
 from fleetplane.domains.boards.agent.metrics.values import Snapshot, Zone, cpu_shares
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.node.host.psutil_host import PsutilHost
-from fleetplane.node.host.values import CpuTimes, Disk, Interface, Load, Memory
+from fleetplane.node.host.values import CpuTimes, Disk, LoadAverage, MemoryUse, NetworkInterface
 from fleetplane.sim.clock import VirtualClock
 
 seconds = st.floats(0, 1e7)
@@ -39,7 +39,7 @@ class HostDouble:
         first, second = self.cores
         return cpu(first.user + second.user, first.idle + second.idle), tuple(self.cores)
 
-    def memory(self) -> Memory:
+    def memory(self) -> MemoryUse:
         self._answer("memory")
         return PsutilHost().memory()
 
@@ -47,13 +47,13 @@ class HostDouble:
         self._answer("disks")
         return PsutilHost().disks()
 
-    def interfaces(self) -> tuple[Interface, ...]:
+    def interfaces(self) -> tuple[NetworkInterface, ...]:
         self._answer("interfaces")
         return PsutilHost().interfaces()
 
-    def load(self) -> Load:
+    def load(self) -> LoadAverage:
         self._answer("load")
-        return Load(load1=0.1, load5=0.2, load15=0.3)
+        return LoadAverage(load1=0.1, load5=0.2, load15=0.3)
 
     def _answer(self, name: str) -> None:
         self.asked.append(name)

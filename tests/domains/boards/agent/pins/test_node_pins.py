@@ -24,7 +24,7 @@ from support.boards.node_calls import (
     gpio,
 )
 
-from fleetplane.domains.boards.agent.gpio.chip import Direction
+from fleetplane.domains.boards.agent.gpio.chip import LineDirection
 from fleetplane.gen.boards import boards_pb2 as pb
 from fleetplane.gen.pi_agent import pi_agent_pb2 as pi
 
@@ -136,7 +136,9 @@ async def test_a_lease_keeps_others_out_until_it_ends(rig: NodeRig) -> None:
     assert (await other.ControlGPIO(gpio(action=READ))).state == HIGH
 
     await node.ControlGPIO(gpio(19, state=HIGH, lease_id="mine too"), metadata=short)
-    await until(lambda: rig.copper.wires[19].direction is Direction.INPUT)  # safe, when nobody answers for it
+    await until(
+        lambda: rig.copper.wires[19].direction is LineDirection.INPUT
+    )  # safe, when nobody answers for it
     assert (await other.ControlGPIO(gpio(19, state=HIGH))).success
     events = [entry["event"] for entry in rig.audited()]
     assert {"lease_granted", "lease_conflict", "lease_expired", "safe_state_applied"} <= set(events)

@@ -10,10 +10,10 @@ from fleetplane.domains.boards.agent.pins.rules import (
     HEADER,
     LEASE_LIMIT_SECONDS,
     PROTECTED,
-    Event,
-    Lease,
-    Operation,
     PinCaller,
+    PinEvent,
+    PinLease,
+    PinOperation,
     PinPolicy,
     PinRule,
     dwell_refusal,
@@ -37,12 +37,12 @@ from fleetplane.kernel.errors import (
 ANN = PinCaller(user="ann", lease_id="a1")
 BOB = PinCaller(user="bob", lease_id="b1")
 NOBODY = PinCaller(user="eve")
-LEASE = Lease(id="a1", holder="ann", expires_at=100.0)
+LEASE = PinLease(id="a1", holder="ann", expires_at=100.0)
 
 
 @pytest.mark.parametrize("pin", [0, 1, 2, 3, 14, 15])
-@pytest.mark.parametrize("operation", list(Operation))
-def test_protected_pins_are_refused_by_default_whatever_is_asked(pin: int, operation: Operation) -> None:
+@pytest.mark.parametrize("operation", list(PinOperation))
+def test_protected_pins_are_refused_by_default_whatever_is_asked(pin: int, operation: PinOperation) -> None:
     refusal = pin_refusal(PinPolicy(), operation, pin)
     assert refusal is not None
     assert refusal.event == "critical_pin_access_denied"
@@ -53,46 +53,46 @@ def test_protected_pins_are_refused_by_default_whatever_is_asked(pin: int, opera
 
 def test_an_allow_list_does_not_open_a_protected_pin_but_naming_it_does() -> None:
     listed = PinPolicy(allowed=frozenset({2, 17}))
-    refusal = pin_refusal(listed, Operation.WRITE, 2)
+    refusal = pin_refusal(listed, PinOperation.WRITE, 2)
     assert refusal is not None
-    assert refusal.event is Event.PROTECTED_DENIED
+    assert refusal.event is PinEvent.PROTECTED_DENIED
     opened = PinPolicy(allowed=frozenset({2, 17}), unprotected=frozenset({2}))
-    assert pin_refusal(opened, Operation.WRITE, 2) is None
+    assert pin_refusal(opened, PinOperation.WRITE, 2) is None
 
 
 def test_by_default_every_other_pin_of_the_header_may_be_used() -> None:
-    free = [pin for pin in range(-5, 64) if pin_refusal(PinPolicy(), Operation.WRITE, pin) is None]
+    free = [pin for pin in range(-5, 64) if pin_refusal(PinPolicy(), PinOperation.WRITE, pin) is None]
     assert free == sorted(set(HEADER) - set(PROTECTED))
 
 
 @pytest.mark.parametrize("pin", [-1, 28, 40, 2**31 - 1])
 def test_a_pin_that_is_not_on_the_header_is_a_bad_argument(pin: int) -> None:
-    refusal = pin_refusal(PinPolicy(), Operation.READ, pin)
+    refusal = pin_refusal(PinPolicy(), PinOperation.READ, pin)
     assert refusal is not None
-    assert refusal.event is Event.READ_FAILED
+    assert refusal.event is PinEvent.READ_FAILED
     assert isinstance(refusal.error, InvalidArgument)
     assert refusal.error.field == "pin"
 
 
 def test_checks_speak_in_their_order() -> None:
     everything_wrong = PinPolicy(
-        operations=frozenset({Operation.READ}), restricted=frozenset({2, 17}), allowed=frozenset({5})
+        operations=frozenset({PinOperation.READ}), restricted=frozenset({2, 17}), allowed=frozenset({5})
     )
 
-    def event(operation: Operation, pin: int) -> str | None:
+    def event(operation: PinOperation, pin: int) -> str | None:
         refusal = pin_refusal(everything_wrong, operation, pin)
         return refusal.event if refusal else None
 
-    assert event(Operation.WRITE, 2) == "operation_denied"
-    assert event(Operation.READ, 2) == "critical_pin_access_denied"
-    assert event(Operation.READ, 17) == "restricted_pin_access"
-    assert event(Operation.READ, 18) == "pin_not_allowed"
-    assert event(Operation.READ, 99) == "pin_not_allowed"
-    assert event(Operation.READ, 5) is None
+    assert event(PinOperation.WRITE, 2) == "operation_denied"
+    assert event(PinOperation.READ, 2) == "critical_pin_access_denied"
+    assert event(PinOperation.READ, 17) == "restricted_pin_access"
+    assert event(PinOperation.READ, 18) == "pin_not_allowed"
+    assert event(PinOperation.READ, 99) == "pin_not_allowed"
+    assert event(PinOperation.READ, 5) is None
 
 
-@given(pin=st.integers(), operation=st.sampled_from(list(Operation)))
-def test_whatever_is_asked_the_answer_is_a_refusal_or_a_usable_pin(pin: int, operation: Operation) -> None:
+@given(pin=st.integers(), operation=st.sampled_from(list(PinOperation)))
+def test_whatever_is_asked_the_answer_is_a_refusal_or_a_usable_pin(pin: int, operation: PinOperation) -> None:
     refusal = pin_refusal(PinPolicy(), operation, pin)
     assert (refusal is None) == (pin in HEADER and pin not in PROTECTED)
     assert refusal is None or refusal.error.details["cause"] in ("protected", "range")
@@ -116,13 +116,13 @@ def test_a_waveform_has_its_limits(frequency: int, duty: int, field: str | None)
     assert refusal is None or refusal.event == "pwm_set_failed"
 
 
-@pytest.mark.parametrize("operation", sorted(set(Operation) - {Operation.READ}))
-def test_while_a_lease_lasts_only_its_holder_changes_the_pin(operation: Operation) -> None:
+@pytest.mark.parametrize("operation", sorted(set(PinOperation) - {PinOperation.READ}))
+def test_while_a_lease_lasts_only_its_holder_changes_the_pin(operation: PinOperation) -> None:
     assert lease_refusal(LEASE, operation, 17, ANN, now=99.9) is None
     for other in (BOB, NOBODY):
         refusal = lease_refusal(LEASE, operation, 17, other, now=99.0)
         assert refusal is not None
-        assert refusal.event is Event.LEASE_CONFLICT
+        assert refusal.event is PinEvent.LEASE_CONFLICT
         assert isinstance(refusal.error, Conflict)
         assert refusal.error.details == {"cause": "leased", "holder": "ann"}
         assert "a1" not in refusal.error.message  # the id is what proves a lease
@@ -130,33 +130,33 @@ def test_while_a_lease_lasts_only_its_holder_changes_the_pin(operation: Operatio
 
 
 def test_anyone_may_read_a_leased_pin() -> None:
-    assert lease_refusal(LEASE, Operation.READ, 17, NOBODY, now=0.0) is None
+    assert lease_refusal(LEASE, PinOperation.READ, 17, NOBODY, now=0.0) is None
 
 
 def test_a_lease_is_extended_by_its_id_and_never_shortened() -> None:
     assert lease_after(None, NOBODY, now=0.0) is None
     assert lease_after(LEASE, NOBODY, now=0.0) is LEASE
     taken = lease_after(None, ANN, now=10.0)
-    assert taken == Lease(id="a1", holder="ann", expires_at=70.0)
+    assert taken == PinLease(id="a1", holder="ann", expires_at=70.0)
     longer = lease_after(taken, PinCaller(user="ann", lease_id="a1", lease_seconds=600), now=20.0)
     assert longer is not None
     assert longer.expires_at == 620.0
     assert lease_after(longer, ANN, now=20.0) == longer
     after = lease_after(LEASE, BOB, now=100.0)
-    assert after == Lease(id="b1", holder="bob", expires_at=160.0)
+    assert after == PinLease(id="b1", holder="bob", expires_at=160.0)
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, LEASE_LIMIT_SECONDS + 1, float("nan"), float("inf")])
 def test_a_lease_that_never_or_no_longer_ends_is_refused(seconds: float) -> None:
     caller = PinCaller(user="ann", lease_id="a1", lease_seconds=seconds)
-    refusal = lease_refusal(None, Operation.WRITE, 17, caller, now=0.0)
+    refusal = lease_refusal(None, PinOperation.WRITE, 17, caller, now=0.0)
     assert refusal is not None
     assert isinstance(refusal.error, InvalidArgument)
     assert refusal.error.field == "lease_seconds"
 
 
 def test_a_lease_id_has_a_length() -> None:
-    refusal = lease_refusal(None, Operation.WRITE, 17, PinCaller(user="ann", lease_id="x" * 129), now=0.0)
+    refusal = lease_refusal(None, PinOperation.WRITE, 17, PinCaller(user="ann", lease_id="x" * 129), now=0.0)
     assert refusal is not None
     assert refusal.error.field == "lease_id"
 
@@ -165,7 +165,7 @@ def test_a_pin_that_just_changed_says_when_it_may_change_again() -> None:
     rule = PinRule(dwell_seconds=2.0)
     refusal = dwell_refusal(rule, 17, changed_at=10.0, now=11.5)
     assert refusal is not None
-    assert refusal.event is Event.DWELL_DENIED
+    assert refusal.event is PinEvent.DWELL_DENIED
     assert isinstance(refusal.error, ResourceExhausted)
     assert refusal.error.retry_after_seconds == 0.5
     assert dwell_refusal(rule, 17, changed_at=10.0, now=12.0) is None
@@ -199,17 +199,17 @@ def test_a_policy_about_pins_that_do_not_exist_is_no_policy(settings: dict[str, 
 def test_an_order_older_than_the_newest_is_refused_if_it_would_change_something() -> None:
     newest = Fence(lineage="l", revision=7)
 
-    def refused(operation: Operation, fence: Fence | None, before: Fence | None = newest) -> bool:
+    def refused(operation: PinOperation, fence: Fence | None, before: Fence | None = newest) -> bool:
         return order_refusal(before, operation, 17, PinCaller(user="ann", fence=fence)) is not None
 
-    assert refused(Operation.WRITE, Fence(lineage="l", revision=6))
-    assert refused(Operation.RELEASE, Fence(lineage="l", revision=6))
-    assert not refused(Operation.READ, Fence(lineage="l", revision=6))
-    assert not refused(Operation.WRITE, newest)  # one order may take several calls
-    assert not refused(Operation.WRITE, Fence(lineage="l", revision=8))
-    assert not refused(Operation.WRITE, Fence(lineage="restored", revision=1))
-    assert not refused(Operation.WRITE, Fence(lineage="l", revision=1), None)
-    assert not refused(Operation.WRITE, None)
+    assert refused(PinOperation.WRITE, Fence(lineage="l", revision=6))
+    assert refused(PinOperation.RELEASE, Fence(lineage="l", revision=6))
+    assert not refused(PinOperation.READ, Fence(lineage="l", revision=6))
+    assert not refused(PinOperation.WRITE, newest)  # one order may take several calls
+    assert not refused(PinOperation.WRITE, Fence(lineage="l", revision=8))
+    assert not refused(PinOperation.WRITE, Fence(lineage="restored", revision=1))
+    assert not refused(PinOperation.WRITE, Fence(lineage="l", revision=1), None)
+    assert not refused(PinOperation.WRITE, None)
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from fleetplane.domains.boards.agent.gpio.chip import HIGH, LOW, Direction, Pull
+from fleetplane.domains.boards.agent.gpio.chip import HIGH, LOW, LineDirection, LinePull
 from fleetplane.domains.boards.agent.gpio.errors import ChipMissing, LeasedByAnother, LineBusy, LineIsInput
 from fleetplane.domains.boards.agent.gpio.simulated import SimulatedBoard
 from fleetplane.domains.boards.agent.pins.lines import REOPEN_SECONDS
 from fleetplane.domains.boards.agent.pins.pins import Pins
-from fleetplane.domains.boards.agent.pins.rules import Operation, PinCaller, PinPolicy, PinRule, SafeState
+from fleetplane.domains.boards.agent.pins.rules import PinCaller, PinOperation, PinPolicy, PinRule, SafeState
 from fleetplane.domains.boards.agent.pins.states import AuditEntry
 from fleetplane.kernel.errors import (
     FailedPrecondition,
@@ -70,8 +70,8 @@ def safe(state: SafeState, *, on_loss: bool = False, dwell: float = 0.0) -> PinP
 
 async def test_an_output_is_configured_written_and_read() -> None:
     async with laboratory() as lab:
-        state = await lab.pins.configure(PIN, direction=Direction.OUTPUT, pull=Pull.UP, caller=ANN)
-        assert (state.direction, state.pull, state.level) == (Direction.OUTPUT, Pull.UP, LOW)
+        state = await lab.pins.configure(PIN, direction=LineDirection.OUTPUT, pull=LinePull.UP, caller=ANN)
+        assert (state.direction, state.pull, state.level) == (LineDirection.OUTPUT, LinePull.UP, LOW)
         written = await lab.pins.write(PIN, HIGH, caller=ANN)
         assert (written.pin, written.level, written.at_ns) == (PIN, HIGH, lab.clock.now_ns())
         assert (await lab.pins.read(PIN, caller=BOB)).level == HIGH
@@ -83,7 +83,7 @@ async def test_an_output_is_configured_written_and_read() -> None:
 async def test_the_list_shows_present_levels_not_remembered_ones() -> None:
     async with laboratory() as lab:
         await lab.pins.configure(PIN, caller=ANN)
-        await lab.pins.configure(4, direction=Direction.OUTPUT, level=HIGH, caller=ANN)
+        await lab.pins.configure(4, direction=LineDirection.OUTPUT, level=HIGH, caller=ANN)
         assert [(state.pin, state.level) for state in await lab.pins.list()] == [(4, HIGH), (PIN, LOW)]
         lab.board.drive(PIN, HIGH)
         assert [(state.pin, state.level) for state in await lab.pins.list()] == [(4, HIGH), (PIN, HIGH)]
@@ -119,7 +119,7 @@ async def test_an_input_is_not_written_even_by_a_claiming_write() -> None:
 async def test_configuring_an_output_again_does_not_move_it() -> None:
     async with laboratory() as lab:
         await lab.pins.write(PIN, HIGH, caller=ANN, claim=True)
-        state = await lab.pins.configure(PIN, direction=Direction.OUTPUT, pull=Pull.DOWN, caller=ANN)
+        state = await lab.pins.configure(PIN, direction=LineDirection.OUTPUT, pull=LinePull.DOWN, caller=ANN)
         assert state.level == HIGH
         assert list(lab.board.wires[PIN].history) == [HIGH]
 
@@ -135,7 +135,7 @@ async def test_no_call_reaches_a_protected_pin(pin: int) -> None:
             pins.pwm(pin, frequency_hz=100, duty_percent=50, caller=ANN),
             pins.lease(pin, caller=LEASING),
             pins.release(pin, caller=ANN),
-            pins.rehearse(Operation.WRITE, pin, caller=ANN),
+            pins.rehearse(PinOperation.WRITE, pin, caller=ANN),
         ):
             with pytest.raises(PermissionDenied) as caught:
                 await call
@@ -231,7 +231,7 @@ async def test_under_a_lease_there_is_one_writer_and_any_number_of_readers() -> 
             lab.pins.pwm(PIN, frequency_hz=10, duty_percent=50, caller=BOB),
             lab.pins.release(PIN, caller=BOB),
             lab.pins.end_lease(PIN, caller=BOB),
-            lab.pins.rehearse(Operation.WRITE, PIN, caller=BOB),
+            lab.pins.rehearse(PinOperation.WRITE, PIN, caller=BOB),
         ):
             with pytest.raises(LeasedByAnother):
                 await call
@@ -349,7 +349,7 @@ async def test_one_pin_that_cannot_be_made_safe_does_not_keep_the_others_from_it
 
 async def test_a_pin_with_a_dwell_time_changes_no_sooner_not_even_by_being_released() -> None:
     async with laboratory(safe(SafeState.KEEP, dwell=2.0)) as lab:
-        await lab.pins.configure(PIN, direction=Direction.OUTPUT, caller=ANN)
+        await lab.pins.configure(PIN, direction=LineDirection.OUTPUT, caller=ANN)
         await lab.pins.write(PIN, HIGH, caller=ANN)  # configuring changed nothing
         await lab.pins.write(PIN, HIGH, caller=ANN)  # nor does this
         with pytest.raises(ResourceExhausted) as caught:
@@ -359,7 +359,7 @@ async def test_a_pin_with_a_dwell_time_changes_no_sooner_not_even_by_being_relea
         with pytest.raises(ResourceExhausted):
             await lab.pins.write(PIN, HIGH, caller=ANN, claim=True)
         with pytest.raises(ResourceExhausted):
-            await lab.pins.configure(PIN, direction=Direction.OUTPUT, level=HIGH, caller=ANN)
+            await lab.pins.configure(PIN, direction=LineDirection.OUTPUT, level=HIGH, caller=ANN)
         assert lab.events[-1] == "dwell_time_denied"
         await lab.clock.advance(2.0)
         await lab.pins.write(PIN, HIGH, caller=ANN, claim=True)
@@ -385,7 +385,7 @@ async def test_releasing_is_harmless_for_a_pin_that_was_never_ours() -> None:
 
 async def test_a_rehearsal_touches_nothing() -> None:
     async with laboratory() as lab:
-        await lab.pins.rehearse(Operation.WRITE, PIN, caller=LEASING)
+        await lab.pins.rehearse(PinOperation.WRITE, PIN, caller=LEASING)
         assert lab.board.wires[PIN].consumer is None
         assert await lab.pins.list() == ()
         await lab.pins.write(PIN, HIGH, caller=BOB, claim=True)
@@ -397,13 +397,13 @@ async def test_a_level_that_is_none_changes_nothing(level: int) -> None:
         with pytest.raises(InvalidArgument):
             await lab.pins.write(PIN, level, caller=ANN, claim=True)
         with pytest.raises(InvalidArgument):
-            await lab.pins.configure(PIN, direction=Direction.OUTPUT, level=level, caller=ANN)
+            await lab.pins.configure(PIN, direction=LineDirection.OUTPUT, level=level, caller=ANN)
         assert lab.board.wires[PIN].consumer is None
 
 
 async def test_a_thousand_calls_at_once_exhaust_nothing() -> None:
     async with laboratory() as lab:
-        await lab.pins.configure(PIN, direction=Direction.OUTPUT, caller=ANN)
+        await lab.pins.configure(PIN, direction=LineDirection.OUTPUT, caller=ANN)
         await asyncio.gather(*(lab.pins.write(PIN, count % 2, caller=ANN) for count in range(1000)))
         for _ in range(1000):
             await lab.pins.read(PIN, caller=ANN)

@@ -13,7 +13,7 @@ from fleetplane.agents.running import until_stopped
 from fleetplane.kernel.backoff import Backoff
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.node import link
-from fleetplane.node.connection import Attempt, KeepConnected, Retries
+from fleetplane.node.connection import ConnectionAttempt, ConnectionRetries, KeepConnected
 from fleetplane.node.link import LinkLost, LinkOptions
 from fleetplane_lamps import contract
 
@@ -41,12 +41,12 @@ async def run_lamp_agent(settings: LampAgentSettings) -> None:
         log.warning("server_lost", error=str(why), retry_in_seconds=round(seconds, 2))
 
     connection = KeepConnected(
-        endings=(LinkLost,), waits=Retries(backoff=Backoff()), lost=lost, clock=SystemClock()
+        endings=(LinkLost,), waits=ConnectionRetries(backoff=Backoff()), lost=lost, clock=SystemClock()
     )
     await until_stopped(connection.run(partial(_report, settings)))
 
 
-async def _report(settings: LampAgentSettings, attempt: Attempt) -> None:
+async def _report(settings: LampAgentSettings, attempt: ConnectionAttempt) -> None:
     async with link.channel(settings.address, link.PLAINTEXT, OPTIONS) as channel:
         call = channel.unary_unary(
             f"/{contract.SERVICE.full_name}/Report",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from fleetplane.sections.base import Section, at_least
+from fleetplane.sections.base import SettingsSection, at_least
 from fleetplane.sections.listeners import ListenerSettings
 
 
-class LampSettings(Section, frozen=True):
+class LampSettings(SettingsSection, frozen=True):
     limit: int = 100
     """Lamps that are kept."""
 

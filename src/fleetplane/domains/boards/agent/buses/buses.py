@@ -54,7 +54,7 @@ class BusEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Call:
+class _BusCall:
     event: str
     user: str
     where: str
@@ -132,7 +132,7 @@ class Buses:
     async def _spi_transfer(
         self, event: str, channel: int, data: bytes | None, length: int, user: str
     ) -> bytes:
-        call = _Call(event=event, user=user, where=f"spi {channel}", size_bytes=length)
+        call = _BusCall(event=event, user=user, where=f"spi {channel}", size_bytes=length)
         with self._refusing(call):
             _within("channel", channel, SPI_CHANNELS)
             _permitted(channel in self._policy.spi_channels, f"SPI channel {channel}")
@@ -140,11 +140,11 @@ class Buses:
         sent = bytes(length) if data is None else data
         return await self._carry_out(call, self._spi, channel, lambda port: port.transfer(sent))
 
-    def _i2c_call(self, event: str, bus: int, address: int, size_bytes: int, user: str) -> _Call:
-        return _Call(event=event, user=user, where=f"i2c {bus} {address:#04x}", size_bytes=size_bytes)
+    def _i2c_call(self, event: str, bus: int, address: int, size_bytes: int, user: str) -> _BusCall:
+        return _BusCall(event=event, user=user, where=f"i2c {bus} {address:#04x}", size_bytes=size_bytes)
 
     def _check_i2c(
-        self, call: _Call, bus: int, address: int, field: str, length: int, register: int = 0
+        self, call: _BusCall, bus: int, address: int, field: str, length: int, register: int = 0
     ) -> None:
         with self._refusing(call):
             _within("bus", bus, I2C_BUSES)
@@ -153,16 +153,16 @@ class Buses:
             _within("register", register, I2C_REGISTERS)
             _within(field, length, range(1, I2C_LIMIT_BYTES + 1))
 
-    def _refusing(self, call: _Call) -> _Saying:
+    def _refusing(self, call: _BusCall) -> _Saying:
         return _Saying(lambda error: self._say("operation_denied", call, error.message))
 
-    async def _carry_out(self, call: _Call, ports: _Ports[P], number: int, work: Callable[[P], T]) -> T:
+    async def _carry_out(self, call: _BusCall, ports: _Ports[P], number: int, work: Callable[[P], T]) -> T:
         with _Saying(lambda error: self._say(f"{call.event}_failed", call, error.message)):
             result = await ports.call(number, work)
         self._say(call.event, call)
         return result
 
-    def _say(self, event: str, call: _Call, message: str = "") -> None:
+    def _say(self, event: str, call: _BusCall, message: str = "") -> None:
         self._audit(
             BusEntry(
                 event=event,

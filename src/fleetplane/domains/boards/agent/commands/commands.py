@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from fleetplane.domains.boards.agent.audit import AuditTrail, Value
+from fleetplane.domains.boards.agent.audit import BoardAuditLog, Value
 from fleetplane.domains.boards.agent.commands import rules as command_rules
 from fleetplane.domains.boards.agent.commands import runs as command_runs
-from fleetplane.domains.boards.agent.commands.rules import Asked, CommandPolicy, Free, Job
-from fleetplane.domains.boards.agent.commands.runs import Ended
+from fleetplane.domains.boards.agent.commands.rules import CommandPolicy, Free, ProgramJob, ProgramRequest
+from fleetplane.domains.boards.agent.commands.runs import ProgramEnd
 from fleetplane.domains.boards.agent.logs.patterns import Redaction
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError, ResourceExhausted
@@ -36,14 +36,14 @@ class CommandCaller:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramOutcome:
-    ended: Ended
+    ended: ProgramEnd
     started_at_ns: int
     duration_seconds: float
 
 
-class Commands:
+class BoardCommands:
     def __init__(
-        self, policy: CommandPolicy, clock: Clock, *, audit: AuditTrail, redaction: Redaction | None = None
+        self, policy: CommandPolicy, clock: Clock, *, audit: BoardAuditLog, redaction: Redaction | None = None
     ) -> None:
         self._policy = policy
         self._clock = clock
@@ -59,7 +59,9 @@ class Commands:
         """Whether anything at all may be run."""
         return bool(self._policy.profiles) or self._policy.free is not Free.NEVER
 
-    async def execute(self, asked: Asked, caller: CommandCaller, *, request_id: str = "") -> ProgramOutcome:
+    async def execute(
+        self, asked: ProgramRequest, caller: CommandCaller, *, request_id: str = ""
+    ) -> ProgramOutcome:
         facts: dict[str, Value] = {
             "user": caller.user,
             "on_behalf_of": caller.on_behalf_of,
@@ -87,7 +89,7 @@ class Commands:
         finally:
             self._running -= 1
 
-    async def _run(self, job: Job, facts: dict[str, Value]) -> ProgramOutcome:
+    async def _run(self, job: ProgramJob, facts: dict[str, Value]) -> ProgramOutcome:
         started_at_ns, started = self._clock.now_ns(), self._clock.monotonic()
         try:
             ended = await command_runs.run(

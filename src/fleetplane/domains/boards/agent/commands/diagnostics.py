@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from fleetplane.domains.boards.agent.commands.rules import REPEAT, Profile, Rule
+from fleetplane.domains.boards.agent.commands.rules import REPEAT, ProgramProfile, Rule
 
 NAME: Final = "diagnostics"
 _UNIT: Final = r"[A-Za-z0-9][A-Za-z0-9@._:-]{0,127}"
@@ -46,7 +46,7 @@ RULES: Final = (
 )
 
 
-def diagnostics(exists: Callable[[Path], bool] = Path.exists) -> Profile:
+def diagnostics(exists: Callable[[Path], bool] = Path.exists) -> ProgramProfile:
     """The diagnostic programs that this machine has."""
     rules = (Rule(program=program, forms=forms) for program, forms in RULES if exists(Path(program)))
-    return Profile(name=NAME, rules=tuple(rules))
+    return ProgramProfile(name=NAME, rules=tuple(rules))

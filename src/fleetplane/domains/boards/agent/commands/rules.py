@@ -84,7 +84,7 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
+class ProgramProfile:
     name: str
     rules: tuple[Rule, ...]
     timeout_seconds: int = TIMEOUT_SECONDS
@@ -120,7 +120,7 @@ class Profile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandPolicy:
-    profiles: tuple[Profile, ...] = ()
+    profiles: tuple[ProgramProfile, ...] = ()
     """None: every command is refused."""
     free: Free = Free.NEVER
     run_as: str = "nobody"
@@ -137,7 +137,7 @@ class CommandPolicy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class ProgramRequest:
     """What a caller wants run."""
 
     command: str
@@ -151,7 +151,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class ProgramJob:
     """What may be run."""
 
     program: str
@@ -166,7 +166,7 @@ class Job:
     run_as: str
 
 
-def decide(policy: CommandPolicy, asked: Asked, *, free: bool) -> Job:
+def decide(policy: CommandPolicy, asked: ProgramRequest, *, free: bool) -> ProgramJob:
     """The job, or PermissionDenied or InvalidArgument. `free`: the caller may run what no profile names."""
     program, arguments = _words(asked)
     candidates = [one for one in policy.profiles if asked.profile in ("", one.name)]
@@ -180,7 +180,7 @@ def decide(policy: CommandPolicy, asked: Asked, *, free: bool) -> Job:
                 if rule.allows(arguments):
                     return _job(policy, profile, rule.program, arguments, asked)
     if free and not asked.profile and posixpath.isabs(program):
-        return _job(policy, Profile(name="", rules=(), stdin=True), program, arguments, asked)
+        return _job(policy, ProgramProfile(name="", rules=(), stdin=True), program, arguments, asked)
     if not policy.profiles and policy.free is Free.NEVER:
         raise _denied("this node runs no commands", "off", hint="its owner can allow some, by profiles")
     if known:
@@ -188,7 +188,7 @@ def decide(policy: CommandPolicy, asked: Asked, *, free: bool) -> Job:
     raise _denied(f"{program[:128]!r} is not on this node's allow list", "program")
 
 
-def _words(asked: Asked) -> tuple[str, tuple[str, ...]]:
+def _words(asked: ProgramRequest) -> tuple[str, tuple[str, ...]]:
     """The program and its arguments. A command line in one piece is split, and by quotes only."""
     command, arguments = asked.command, asked.arguments
     if not command or len(command) > ARGUMENT_LIMIT or "\0" in command:
@@ -210,8 +210,12 @@ def _words(asked: Asked) -> tuple[str, tuple[str, ...]]:
 
 
 def _job(
-    policy: CommandPolicy, profile: Profile, program: str, arguments: tuple[str, ...], asked: Asked
-) -> Job:
+    policy: CommandPolicy,
+    profile: ProgramProfile,
+    program: str,
+    arguments: tuple[str, ...],
+    asked: ProgramRequest,
+) -> ProgramJob:
     timeout = asked.timeout_seconds or profile.timeout_seconds
     if not 1 <= timeout <= profile.timeout_limit_seconds:
         raise InvalidArgument(
@@ -224,7 +228,7 @@ def _job(
         raise _denied("working_dir is not on this node's list", "working-dir", field="working_dir")
     _check_stdin(profile, asked.stdin)
     _check_environment(profile, asked.environment)
-    return Job(
+    return ProgramJob(
         program=program,
         arguments=arguments,
         profile=profile.name,
@@ -237,14 +241,14 @@ def _job(
     )
 
 
-def _check_stdin(profile: Profile, stdin: bytes) -> None:
+def _check_stdin(profile: ProgramProfile, stdin: bytes) -> None:
     if stdin and not profile.stdin:
         raise _denied("this profile takes no input", "stdin", field="stdin")
     if len(stdin) > STDIN_LIMIT_BYTES:
         raise InvalidArgument(f"stdin has at most {STDIN_LIMIT_BYTES} bytes", field="stdin")
 
 
-def _check_environment(profile: Profile, environment: Mapping[str, str]) -> None:
+def _check_environment(profile: ProgramProfile, environment: Mapping[str, str]) -> None:
     if len(environment) > ENVIRONMENT_LIMIT:
         raise InvalidArgument(f"environment has at most {ENVIRONMENT_LIMIT} entries", field="environment")
     for name, value in environment.items():

@@ -12,12 +12,12 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import Final
 
-from fleetplane.domains.boards.agent.commands.rules import Job
+from fleetplane.domains.boards.agent.commands.rules import ProgramJob
 from fleetplane.kernel.errors import FailedPrecondition, PermissionDenied, Unavailable
 from fleetplane.node.programs import run as programs
-from fleetplane.node.programs.containment import Account, Containment, ResourceLimits, account
+from fleetplane.node.programs.containment import Containment, ProgramUser, ResourceLimits, account
 from fleetplane.node.programs.guard import Program
-from fleetplane.node.programs.output import Kept
+from fleetplane.node.programs.output import KeptOutput
 
 FILE_LIMIT_BYTES: Final = 1024 * 1024
 OPEN_FILES: Final = 256
@@ -26,7 +26,7 @@ LANGUAGE: Final = "C.UTF-8"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class ProgramEnd:
     exit_code: int
     """-1 for a program that a signal ended."""
     signal: int
@@ -39,11 +39,11 @@ class Ended:
     """Of both streams, kept or not."""
 
 
-async def run(job: Job, *, processes: int, memory_bytes: int) -> Ended:
+async def run(job: ProgramJob, *, processes: int, memory_bytes: int) -> ProgramEnd:
     """Unavailable, PermissionDenied or FailedPrecondition if it could not begin."""
     whom = account(job.run_as)
     require_safe(job.program)
-    kept = Kept(job.output_bytes)
+    kept = KeptOutput(job.output_bytes)
     program = Program(
         path=job.program,
         arguments=job.arguments,
@@ -68,7 +68,7 @@ async def run(job: Job, *, processes: int, memory_bytes: int) -> Ended:
         ) from error
     if not ended.is_known and not ended.timed_out:
         raise Unavailable("the command was lost", details={"cause": "guard"})
-    return Ended(
+    return ProgramEnd(
         exit_code=ended.exit_code,
         signal=ended.signal,
         timed_out=ended.timed_out,
@@ -96,5 +96,5 @@ def require_safe(program: str) -> None:
         )
 
 
-def environment_of(job: Job, whom: Account) -> Mapping[str, str]:
+def environment_of(job: ProgramJob, whom: ProgramUser) -> Mapping[str, str]:
     return {**job.environment, "PATH": PATH, "LANG": LANGUAGE, "HOME": whom.home}

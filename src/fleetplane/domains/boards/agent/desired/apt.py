@@ -17,7 +17,7 @@ from fleetplane.kernel.unbroken import finish
 from fleetplane.node.programs import run as programs
 from fleetplane.node.programs.containment import Containment
 from fleetplane.node.programs.guard import Program
-from fleetplane.node.programs.output import Channel, Tail
+from fleetplane.node.programs.output import OutputTail, ProgramStream
 
 APT_GET: Final = "/usr/bin/apt-get"
 DPKG: Final = "/usr/bin/dpkg"
@@ -76,16 +76,16 @@ class Ran:
         return "; ".join(told)[:WORDS_LIMIT]
 
 
-class _Kept:
+class _OutputEnds:
     """The ends of what a program writes."""
 
     def __init__(self) -> None:
-        self._ends = {channel: Tail(OUTPUT_BYTES) for channel in Channel}
+        self._ends = {channel: OutputTail(OUTPUT_BYTES) for channel in ProgramStream}
 
-    async def take(self, channel: Channel, data: bytes) -> None:
+    async def take(self, channel: ProgramStream, data: bytes) -> None:
         self._ends[channel].add(data)
 
-    def text(self, channel: Channel) -> str:
+    def text(self, channel: ProgramStream) -> str:
         return bytes(self._ends[channel]).decode("utf-8", "replace")
 
 
@@ -157,7 +157,7 @@ class Apt:
         return ran
 
     async def _run(self, path: str, words: Sequence[str], *, seconds: float) -> Ran:
-        kept = _Kept()
+        kept = _OutputEnds()
         program = Program(path=path, arguments=words, environment=dict(ENVIRONMENT))
         containment = Containment(
             no_new_privileges=False, may_detach=True, umask=0o022, term_seconds=TERM_SECONDS
@@ -170,8 +170,8 @@ class Apt:
         return Ran(
             exit_code=code,
             timed_out=ended.timed_out,
-            out=kept.text(Channel.STDOUT),
-            err=kept.text(Channel.STDERR),
+            out=kept.text(ProgramStream.STDOUT),
+            err=kept.text(ProgramStream.STDERR),
         )
 
 

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from fleetplane.domains.boards.agent.commands import rules as command_rules
-from fleetplane.domains.boards.agent.commands.rules import Asked, CommandPolicy, Job
+from fleetplane.domains.boards.agent.commands.rules import CommandPolicy, ProgramJob, ProgramRequest
 from fleetplane.domains.boards.agent.commands.runs import require_safe
 from fleetplane.gen.boards import boards_pb2 as pb
 from fleetplane.kernel.errors import FleetplaneError, IntegrityError, InvalidArgument
@@ -34,7 +34,7 @@ class KeptProgram(msgspec.Struct, frozen=True, kw_only=True):
     """It is up once it has run so long; one that ends before has failed to start."""
 
 
-class Desired(msgspec.Struct, frozen=True, kw_only=True):
+class DesiredDocument(msgspec.Struct, frozen=True, kw_only=True):
     """As it stands on disk: no field may be renamed."""
 
     set: str = ""
@@ -46,9 +46,9 @@ class Desired(msgspec.Struct, frozen=True, kw_only=True):
     """Versions by name; an empty one for any."""
 
 
-def of_message(message: pb.DesiredState) -> Desired:
+def of_message(message: pb.DesiredState) -> DesiredDocument:
     """What the server sent."""
-    return Desired(
+    return DesiredDocument(
         set=message.set,
         version=message.version,
         programs=tuple(
@@ -67,14 +67,14 @@ def of_message(message: pb.DesiredState) -> Desired:
     )
 
 
-def encoded(desired: Desired) -> bytes:
+def encoded(desired: DesiredDocument) -> bytes:
     return msgspec.json.encode(desired) + b"\n"
 
 
-def decoded(raw: bytes) -> Desired:
+def decoded(raw: bytes) -> DesiredDocument:
     """What was kept on disk, or IntegrityError."""
     try:
-        return msgspec.json.decode(raw, type=Desired)
+        return msgspec.json.decode(raw, type=DesiredDocument)
     except msgspec.MsgspecError as error:
         raise IntegrityError(f"what this board is to run cannot be read: {error}") from error
 
@@ -82,18 +82,18 @@ def decoded(raw: bytes) -> Desired:
 class KeptJob(msgspec.Struct, frozen=True, kw_only=True):
     """A program as it may be run here."""
 
-    job: Job
+    job: ProgramJob
     up_seconds: float
 
 
-def jobs(desired: Desired, policy: CommandPolicy) -> Mapping[str, KeptJob]:
+def jobs(desired: DesiredDocument, policy: CommandPolicy) -> Mapping[str, KeptJob]:
     """What to run for each program, by its name; the first one that may not be run raises."""
     names = [one.name for one in desired.programs]
     if len(names) > PROGRAMS_LIMIT or len(names) != len(set(names)):
         raise InvalidArgument(f"there are at most {PROGRAMS_LIMIT} programs, each once", field="programs")
     found = {}
     for one in desired.programs:
-        asked = Asked(
+        asked = ProgramRequest(
             command=one.command,
             arguments=one.args,
             environment=one.environment,

@@ -15,18 +15,18 @@ from typing import Final
 
 import structlog
 
-from fleetplane.domains.boards.agent.audit import AuditTrail
+from fleetplane.domains.boards.agent.audit import BoardAuditLog
 from fleetplane.domains.boards.agent.commands.rules import CommandPolicy
 from fleetplane.domains.boards.agent.desired import document
-from fleetplane.domains.boards.agent.desired.document import Desired, KeptJob
+from fleetplane.domains.boards.agent.desired.document import DesiredDocument, KeptJob
 from fleetplane.domains.boards.agent.desired.packages import Packages
 from fleetplane.domains.boards.agent.desired.supervision import SupervisedProgram
-from fleetplane.domains.boards.agent.gpio.chip import Direction
+from fleetplane.domains.boards.agent.gpio.chip import LineDirection
 from fleetplane.domains.boards.agent.gpio.errors import HardwareSilent
-from fleetplane.domains.boards.agent.membership import IdentityFolder
+from fleetplane.domains.boards.agent.membership import BoardIdentityFolder
 from fleetplane.domains.boards.agent.pins import rules as pin_rules
 from fleetplane.domains.boards.agent.pins.pins import Pins
-from fleetplane.domains.boards.agent.pins.rules import Operation, PinCaller, PinPolicy
+from fleetplane.domains.boards.agent.pins.rules import PinCaller, PinOperation, PinPolicy
 from fleetplane.gen.boards import boards_pb2 as pb
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError
@@ -42,13 +42,13 @@ class DesiredKeeper:
     def __init__(
         self,
         *,
-        folder: IdentityFolder,
+        folder: BoardIdentityFolder,
         pins: Pins,
         policy: CommandPolicy,
         packages: Packages,
         pin_policy: PinPolicy,
         clock: Clock,
-        audit: AuditTrail,
+        audit: BoardAuditLog,
         clean: Callable[[str], str],
         log: structlog.typing.FilteringBoundLogger,
     ) -> None:
@@ -61,7 +61,7 @@ class DesiredKeeper:
         self._audit = audit
         self._clean = clean
         self._log = log
-        self._desired = Desired()
+        self._desired = DesiredDocument()
         self._sent = ("", "")
         """Set and version of what was sent last, taken or refused."""
         self._in_place = ("", "")
@@ -112,12 +112,12 @@ class DesiredKeeper:
         self._refusal = ""
         self._wake.set()
 
-    def _checked(self, desired: Desired) -> Mapping[str, KeptJob]:
+    def _checked(self, desired: DesiredDocument) -> Mapping[str, KeptJob]:
         """What to run; raises what speaks against it. Blocking."""
         found = document.jobs(desired, self._policy)
         self._packages.check(desired.packages)
         for pin in desired.pins:
-            refusal = pin_rules.pin_refusal(self._pin_policy, Operation.CONFIGURE, pin)
+            refusal = pin_rules.pin_refusal(self._pin_policy, PinOperation.CONFIGURE, pin)
             if refusal is not None:
                 raise refusal.error
         return found
@@ -197,7 +197,7 @@ class DesiredKeeper:
         except FleetplaneError as error:  # of before a restart, with another configuration
             if desired is self._desired:  # else the server has sent another meanwhile, and this is woken
                 self._refused(error)
-            wanted, desired, has_packages = {}, Desired(), False  # packages are left as they are
+            wanted, desired, has_packages = {}, DesiredDocument(), False  # packages are left as they are
         is_installed = not has_packages or await self._change_packages(self._packages.install, desired)
         if is_installed or not self._running:  # else what runs goes on as it was
             await self._change_programs(wanted, desired, tasks)
@@ -208,7 +208,7 @@ class DesiredKeeper:
         self._look()
 
     async def _change_packages(
-        self, change: Callable[[Mapping[str, str]], Awaitable[None]], desired: Desired
+        self, change: Callable[[Mapping[str, str]], Awaitable[None]], desired: DesiredDocument
     ) -> bool:
         """Whether packages are as they should be."""
         try:
@@ -226,7 +226,7 @@ class DesiredKeeper:
         return True
 
     async def _change_programs(
-        self, wanted: Mapping[str, KeptJob], desired: Desired, tasks: asyncio.TaskGroup
+        self, wanted: Mapping[str, KeptJob], desired: DesiredDocument, tasks: asyncio.TaskGroup
     ) -> None:
         for name in [name for name, (one, _) in self._running.items() if wanted.get(name) != one.kept]:
             await self._end(name)
@@ -268,7 +268,7 @@ class DesiredKeeper:
                 continue
             before = self._driven
             try:
-                await self._pins.configure(pin, direction=Direction.OUTPUT, level=level, caller=CALLER)
+                await self._pins.configure(pin, direction=LineDirection.OUTPUT, level=level, caller=CALLER)
                 # It may have been made safe since, if somebody has asked for it to be driven again.
                 self._driven[pin] = level if before is self._driven else None
             except FleetplaneError as error:

@@ -16,9 +16,9 @@ from typing import Final
 import msgspec
 import structlog
 
-from fleetplane.domains.boards.agent.audit import AuditTrail
+from fleetplane.domains.boards.agent.audit import BoardAuditLog
 from fleetplane.domains.boards.agent.desired.apt import Apt
-from fleetplane.domains.boards.agent.membership import IdentityFolder
+from fleetplane.domains.boards.agent.membership import BoardIdentityFolder
 from fleetplane.domains.boards.debian import check_packages
 from fleetplane.gen.boards import boards_pb2 as pb
 from fleetplane.kernel.errors import FailedPrecondition, PermissionDenied, SettingsError
@@ -75,8 +75,8 @@ class Packages:
         self,
         policy: PackagePolicy,
         *,
-        folder: IdentityFolder,
-        audit: AuditTrail,
+        folder: BoardIdentityFolder,
+        audit: BoardAuditLog,
         log: structlog.typing.FilteringBoundLogger,
     ) -> None:
         self._policy = policy

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from fleetplane.domains.boards.agent.audit import AuditTrail, Value
+from fleetplane.domains.boards.agent.audit import BoardAuditLog, Value
 from fleetplane.domains.boards.agent.commands.runs import OPEN_FILES, environment_of, require_safe
 from fleetplane.domains.boards.agent.desired.document import KeptJob
 from fleetplane.kernel.backoff import Backoff
@@ -16,8 +16,8 @@ from fleetplane.kernel.errors import FleetplaneError
 from fleetplane.node.programs import run as programs
 from fleetplane.node.programs.containment import Containment, ResourceLimits, account
 from fleetplane.node.programs.guard import Program
-from fleetplane.node.programs.output import FLOOD_SECONDS, Channel, Tail
-from fleetplane.node.programs.run import Ended
+from fleetplane.node.programs.output import FLOOD_SECONDS, OutputTail, ProgramStream
+from fleetplane.node.programs.run import ProgramExit
 
 CALM_SECONDS: Final = 60.0
 """After so long without an end, the waits begin anew."""
@@ -33,13 +33,13 @@ class LastWords:
     """Keeps the end of what a program writes, so that its last line can be told."""
 
     def __init__(self) -> None:
-        self._ends = {channel: Tail(TAIL_BYTES) for channel in Channel}
+        self._ends = {channel: OutputTail(TAIL_BYTES) for channel in ProgramStream}
         self._total = 0
 
     def __repr__(self) -> str:
         return f"<LastWords {self.line!r}>"
 
-    async def take(self, channel: Channel, data: bytes) -> None:
+    async def take(self, channel: ProgramStream, data: bytes) -> None:
         self._ends[channel].add(data)
         self._total += len(data)
         if self._total > FREE_BYTES:  # nobody needs it fast, and others need the processor
@@ -48,7 +48,7 @@ class LastWords:
     @property
     def line(self) -> str:
         """The last line that was written as an error, else the last one at all."""
-        for channel in (Channel.STDERR, Channel.STDOUT):
+        for channel in (ProgramStream.STDERR, ProgramStream.STDOUT):
             lines = bytes(self._ends[channel]).decode("utf-8", "replace").strip().splitlines()
             if lines:
                 return "".join(one for one in lines[-1] if one.isprintable())[:WORDS_LIMIT]
@@ -62,7 +62,7 @@ class SupervisedProgram:
     processes: int
     memory_bytes: int
     clock: Clock
-    audit: AuditTrail
+    audit: BoardAuditLog
     clean: Callable[[str], str]
     """Takes secrets out of what is told."""
     changed: Callable[[], None]
@@ -129,7 +129,7 @@ class SupervisedProgram:
         self.changed()
 
 
-async def _run(program: Program, containment: Containment, output: LastWords) -> Ended | OSError:
+async def _run(program: Program, containment: Containment, output: LastWords) -> ProgramExit | OSError:
     """How it ended, or why it could not be started: no error that would end its supervisor."""
     try:
         return await programs.run(program, containment, output)
@@ -137,6 +137,6 @@ async def _run(program: Program, containment: Containment, output: LastWords) ->
         return error
 
 
-def _told(ended: Ended, words: str) -> str:
+def _told(ended: ProgramExit, words: str) -> str:
     how = f"was ended by signal {ended.signal}" if ended.signal else f"ended with {ended.exit_code}"
     return f"{how}: {words}" if words else how

@@ -20,18 +20,18 @@ CONSUMER_LIMIT: Final = 31
 """The kernel keeps 32 bytes for a consumer's name, the last of them a NUL."""
 
 
-class Direction(StrEnum):
+class LineDirection(StrEnum):
     INPUT = "input"
     OUTPUT = "output"
 
 
-class Pull(StrEnum):
+class LinePull(StrEnum):
     NONE = "none"
     UP = "up"
     DOWN = "down"
 
 
-class Line(Protocol):
+class GpioLine(Protocol):
     """One claimed line. After `release` every call but `release` raises LineReleased."""
 
     @property
@@ -45,7 +45,7 @@ class Line(Protocol):
         """Drive the level; of an input, raises LineIsInput."""
         ...
 
-    def reconfigure(self, *, direction: Direction, pull: Pull, level: int | None = None) -> None:
+    def reconfigure(self, *, direction: LineDirection, pull: LinePull, level: int | None = None) -> None:
         """Change what the line is without giving it up. `level` as for `Chip.claim`."""
         ...
 
@@ -68,8 +68,8 @@ class Chip(Protocol):
         ...
 
     def claim(
-        self, pin: int, *, direction: Direction, pull: Pull, level: int | None = None, consumer: str
-    ) -> Line:
+        self, pin: int, *, direction: LineDirection, pull: LinePull, level: int | None = None, consumer: str
+    ) -> GpioLine:
         """Take the line for ourselves, and drive `level` in the claim itself.
 
         An output never shows another level on its way to `level`. Without one it goes on showing

@@ -13,17 +13,17 @@ from fleetplane.domains.boards.agent.gpio.simulated import SimulatedBoard
 LIBRARY = "gpiod"
 
 
-class Driver(StrEnum):
+class GpioDriver(StrEnum):
     GPIOD = "gpiod"
     SIMULATED = "simulated"
 
 
-def chip_factory(driver: Driver) -> ChipFactory:
+def chip_factory(driver: GpioDriver) -> ChipFactory:
     """A simulated board keeps its wires as long as its factory lives, as copper would."""
     match driver:
-        case Driver.GPIOD:
+        case GpioDriver.GPIOD:
             return open_gpiod
-        case Driver.SIMULATED:
+        case GpioDriver.SIMULATED:
             return SimulatedBoard().open
 
 

@@ -18,9 +18,9 @@ from gpiod.line import Direction as KernelDirection
 
 from fleetplane.domains.boards.agent.gpio.chip import (
     CONSUMER_LIMIT,
-    Direction,
-    Line,
-    Pull,
+    GpioLine,
+    LineDirection,
+    LinePull,
     require_level,
     require_pin,
 )
@@ -41,10 +41,10 @@ HEADER_PINS: Final = 28
 CHIPS_LIMIT: Final = 64
 """Chips looked at. A board with a few expanders has ten."""
 
-_BIAS: Final = {Pull.NONE: Bias.DISABLED, Pull.UP: Bias.PULL_UP, Pull.DOWN: Bias.PULL_DOWN}
+_BIAS: Final = {LinePull.NONE: Bias.DISABLED, LinePull.UP: Bias.PULL_UP, LinePull.DOWN: Bias.PULL_DOWN}
 _DIRECTION: Final = {
-    Direction.INPUT: KernelDirection.INPUT,
-    Direction.OUTPUT: KernelDirection.OUTPUT,
+    LineDirection.INPUT: KernelDirection.INPUT,
+    LineDirection.OUTPUT: KernelDirection.OUTPUT,
 }
 
 Config = dict[Iterable[int | str] | int | str, gpiod.LineSettings | None]
@@ -157,10 +157,10 @@ class GpiodChip:
         return max(self._offsets, default=-1) + 1
 
     def claim(
-        self, pin: int, *, direction: Direction, pull: Pull, level: int | None = None, consumer: str
-    ) -> Line:
+        self, pin: int, *, direction: LineDirection, pull: LinePull, level: int | None = None, consumer: str
+    ) -> GpioLine:
         offset = self._offset(pin)
-        keeping = direction is Direction.OUTPUT and level is None
+        keeping = direction is LineDirection.OUTPUT and level is None
         # Without a level to drive, the line is first taken as it is: only then can its level be read,
         # and asking for an input instead would let go of a wire that is being driven.
         settings = gpiod.LineSettings() if keeping else _settings(direction, pull, level)
@@ -213,7 +213,7 @@ class GpiodChip:
 
 class GpiodLine:
     def __init__(
-        self, chip: GpiodChip, pin: int, offset: int, request: KernelRequest, direction: Direction
+        self, chip: GpiodChip, pin: int, offset: int, request: KernelRequest, direction: LineDirection
     ) -> None:
         self._chip = chip
         self._pin = pin
@@ -235,12 +235,12 @@ class GpiodLine:
     def write(self, level: int) -> None:
         require_level(level)
         request = self._held()
-        if self._direction is not Direction.OUTPUT:
+        if self._direction is not LineDirection.OUTPUT:
             raise LineIsInput(f"pin {self._pin} is an input")
         with translated(f"writing pin {self._pin}"):
             request.set_value(self._offset, _value(level))
 
-    def reconfigure(self, *, direction: Direction, pull: Pull, level: int | None = None) -> None:
+    def reconfigure(self, *, direction: LineDirection, pull: LinePull, level: int | None = None) -> None:
         request = self._held()
         if level is None:
             level = self.read()
@@ -269,7 +269,7 @@ def translated(doing: str) -> Iterator[None]:
         raise from_os(error, doing) from error
 
 
-def _settings(direction: Direction, pull: Pull, level: int | None) -> gpiod.LineSettings:
+def _settings(direction: LineDirection, pull: LinePull, level: int | None) -> gpiod.LineSettings:
     if level is not None:
         require_level(level)
     return gpiod.LineSettings(direction=_DIRECTION[direction], bias=_BIAS[pull], output_value=_value(level))

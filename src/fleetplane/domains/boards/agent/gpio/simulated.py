@@ -18,9 +18,9 @@ from fleetplane.domains.boards.agent.gpio.chip import (
     CONSUMER_LIMIT,
     HIGH,
     LOW,
-    Direction,
-    Line,
-    Pull,
+    GpioLine,
+    LineDirection,
+    LinePull,
     require_level,
     require_pin,
 )
@@ -38,8 +38,8 @@ class Wire:
     """The simulated state of one pin, independent of who has requested it."""
 
     consumer: str | None = None
-    direction: Direction = Direction.INPUT
-    pull: Pull = Pull.NONE
+    direction: LineDirection = LineDirection.INPUT
+    pull: LinePull = LinePull.NONE
     driven: int = LOW
     """By the owner, while the line is an output."""
     outside: int | None = None
@@ -48,11 +48,11 @@ class Wire:
     """Every level that the wire has shown, so that a test can look for glitches."""
 
     def level(self) -> int:
-        if self.direction is Direction.OUTPUT:
+        if self.direction is LineDirection.OUTPUT:
             return self.driven
         if self.outside is not None:
             return self.outside
-        return HIGH if self.pull is Pull.UP else LOW
+        return HIGH if self.pull is LinePull.UP else LOW
 
     def settle(self) -> None:
         level = self.level()
@@ -86,8 +86,8 @@ class SimulatedChip:
         return len(self._board.wires)
 
     def claim(
-        self, pin: int, *, direction: Direction, pull: Pull, level: int | None = None, consumer: str
-    ) -> Line:
+        self, pin: int, *, direction: LineDirection, pull: LinePull, level: int | None = None, consumer: str
+    ) -> GpioLine:
         self._must_be_open()
         with self._board.lock:
             wire = self._board.wire(pin, f"claiming pin {pin}")
@@ -137,12 +137,12 @@ class SimulatedLine:
         require_level(level)
         with self._chip.board.lock:
             wire = self._wire("writing")
-            if wire.direction is not Direction.OUTPUT:
+            if wire.direction is not LineDirection.OUTPUT:
                 raise LineIsInput(f"pin {self._pin} is an input")
             wire.driven = level
             wire.settle()
 
-    def reconfigure(self, *, direction: Direction, pull: Pull, level: int | None = None) -> None:
+    def reconfigure(self, *, direction: LineDirection, pull: LinePull, level: int | None = None) -> None:
         with self._chip.board.lock:
             _set(self._wire("reconfiguring"), direction, pull, level)
 
@@ -154,7 +154,7 @@ class SimulatedLine:
         with self._chip.board.lock:
             wire = self._chip.board.wires[self._pin]
             wire.consumer = None
-            wire.direction = Direction.INPUT  # as the boards' own chips do
+            wire.direction = LineDirection.INPUT  # as the boards' own chips do
             wire.settle()
 
     def _wire(self, doing: str) -> Wire:
@@ -204,7 +204,7 @@ class SimulatedBoard:
         with self.lock:
             self._present = False
             for wire in self.wires:
-                wire.consumer, wire.direction = None, Direction.INPUT
+                wire.consumer, wire.direction = None, LineDirection.INPUT
                 wire.settle()
 
     def plug(self) -> None:
@@ -222,7 +222,7 @@ class SimulatedBoard:
             raise from_os(OSError(errno.ENODEV, os.strerror(errno.ENODEV)), doing)
 
 
-def _set(wire: Wire, direction: Direction, pull: Pull, level: int | None) -> None:
+def _set(wire: Wire, direction: LineDirection, pull: LinePull, level: int | None) -> None:
     if level is not None:
         require_level(level)
     wire.driven = wire.level() if level is None else level

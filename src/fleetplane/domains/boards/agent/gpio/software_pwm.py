@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from fleetplane.domains.boards.agent.gpio.chip import HIGH, LOW, Line
+from fleetplane.domains.boards.agent.gpio.chip import HIGH, LOW, GpioLine
 from fleetplane.kernel.errors import FleetplaneError
 
 SOFTWARE_LIMIT_HZ: Final = 1000
@@ -46,7 +46,7 @@ class Waveform:
 
 @dataclass(slots=True, kw_only=True)
 class _Job:
-    line: Line
+    line: GpioLine
     waveform: Waveform
     level: int | None = None
     until: float = 0.0
@@ -67,7 +67,7 @@ class SoftwarePwm:
     def __repr__(self) -> str:
         return f"<SoftwarePwm pins={sorted(self._jobs)}>"
 
-    def start(self, line: Line, *, frequency_hz: int, duty_percent: int) -> None:
+    def start(self, line: GpioLine, *, frequency_hz: int, duty_percent: int) -> None:
         """Begin, or change, the waveform of a line. The first level is on the wire on return."""
         with self._changed:
             waveform = Waveform(frequency_hz=frequency_hz, duty_percent=duty_percent, start=self._monotonic())

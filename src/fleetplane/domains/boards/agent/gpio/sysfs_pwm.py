@@ -40,7 +40,7 @@ class HardwarePwm(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
+class PwmBlock:
     compatible: str
     address: str
     """How the name of the controller's device begins to end: it tells the header's block from others."""
@@ -49,8 +49,8 @@ class Block:
 
 
 BLOCKS: Final = (
-    Block(compatible="raspberrypi,rp1-pwm", address="98000.pwm", channels={12: 0, 13: 1, 18: 2, 19: 3}),
-    Block(compatible="brcm,bcm2835-pwm", address="20c000.pwm", channels={12: 0, 13: 1, 18: 0, 19: 1}),
+    PwmBlock(compatible="raspberrypi,rp1-pwm", address="98000.pwm", channels={12: 0, 13: 1, 18: 2, 19: 3}),
+    PwmBlock(compatible="brcm,bcm2835-pwm", address="20c000.pwm", channels={12: 0, 13: 1, 18: 0, 19: 1}),
 )
 
 

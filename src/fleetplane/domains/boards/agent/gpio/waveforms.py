@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from fleetplane.domains.boards.agent.gpio.chip import HIGH, LOW, Line
+from fleetplane.domains.boards.agent.gpio.chip import HIGH, LOW, GpioLine
 from fleetplane.domains.boards.agent.gpio.errors import HardwareOverloaded
 from fleetplane.domains.boards.agent.gpio.software_pwm import (
     SOFTWARE_LIMIT_HZ,
@@ -53,7 +53,7 @@ class Waveforms:
                 f"{SOFTWARE_PINS_LIMIT} pins carry software waveforms already", hint="stop one of them"
             )
 
-    def start(self, pin: int, line: Line | None, pwm: PwmState) -> None:
+    def start(self, pin: int, line: GpioLine | None, pwm: PwmState) -> None:
         """Begin, or change, a waveform; of software, on a line that is an output."""
         if line is None:
             assert self._hardware is not None

@@ -23,8 +23,8 @@ from fleetplane.domains.boards.agent.grpc.access import (
 )
 from fleetplane.domains.boards.agent.grpc.node_agent import NodeService
 from fleetplane.domains.boards.agent.grpc.pi_agent import PiAgentService
-from fleetplane.domains.boards.agent.membership import IdentityFolder
-from fleetplane.domains.boards.agent.state import NodeState
+from fleetplane.domains.boards.agent.membership import BoardIdentityFolder
+from fleetplane.domains.boards.agent.state import BoardAgentState
 from fleetplane.kernel.access import Principal
 from fleetplane.kernel.errors import SettingsError
 from fleetplane.rpc import (
@@ -51,7 +51,7 @@ ANONYMOUS: Final = Principal(name="anonymous", roles=frozenset())
 
 
 def app_for(
-    listener: str, node: NodeState, buses: Buses, *, door: Authenticator, health: HealthBoard
+    listener: str, node: BoardAgentState, buses: Buses, *, door: Authenticator, health: HealthBoard
 ) -> GrpcApp:
     authenticators: Mapping[Authentication, Authenticator] = {
         Authentication.ANONYMOUS: FixedPrincipal(ANONYMOUS),
@@ -76,7 +76,7 @@ def app_for(
     return app
 
 
-def tls_files(folder: IdentityFolder) -> TlsFiles:
+def tls_files(folder: BoardIdentityFolder) -> TlsFiles:
     return TlsFiles(
         certificate=folder.certificate_file,
         key=folder.key_file,
@@ -91,7 +91,7 @@ class Ports:
 
     tls: Listener | None
     plain: Listener | None
-    folder: IdentityFolder
+    folder: BoardIdentityFolder
     tls_app: GrpcApp | None = None
     door: NodeDoor | None = None
 
@@ -119,9 +119,9 @@ class Ports:
 @asynccontextmanager
 async def open_ports(
     wanted: ListenSection,
-    node: NodeState,
+    node: BoardAgentState,
     buses: Buses,
-    folder: IdentityFolder,
+    folder: BoardIdentityFolder,
     *,
     joined: bool,
     door: NodeDoor,

@@ -16,11 +16,11 @@ from fleetplane.domains.boards.agent.grpc.access import (
     lease_seconds,
     on_behalf_of,
 )
-from fleetplane.domains.boards.agent.grpc.once import Once
+from fleetplane.domains.boards.agent.grpc.once import OnceByMethod
 from fleetplane.domains.boards.agent.pins import rules as pin_rules
 from fleetplane.domains.boards.agent.pins.orders import PinOrders
-from fleetplane.domains.boards.agent.pins.rules import Operation, PinCaller
-from fleetplane.domains.boards.agent.state import NodeState
+from fleetplane.domains.boards.agent.pins.rules import PinCaller, PinOperation
+from fleetplane.domains.boards.agent.state import BoardAgentState
 from fleetplane.domains.boards.agent.wire import messages as wire_messages
 from fleetplane.domains.boards.agent.wire import metrics as wire_metrics
 from fleetplane.domains.boards.agent.wire import pins as wire_gpio
@@ -35,13 +35,13 @@ ACTOR_SEPARATOR: Final = " for "
 
 
 class NodeService:
-    def __init__(self, node: NodeState) -> None:
+    def __init__(self, node: BoardAgentState) -> None:
         self._node = node
         self._clock: Clock = node.clock
         self._access = access_table()
         self._pins = PinOrders(node.pins, node.clock)
-        self._orders: Once[pb.GPIOResponse] = Once(node.clock, repeatable=True)
-        self._runs: Once[pb.CommandResponse] = Once(
+        self._orders: OnceByMethod[pb.GPIOResponse] = OnceByMethod(node.clock, repeatable=True)
+        self._runs: OnceByMethod[pb.CommandResponse] = OnceByMethod(
             node.clock, repeatable=False, size_of=lambda response: len(response.stdout) + len(response.stderr)
         )
 
@@ -66,7 +66,7 @@ class NodeService:
     async def ControlGPIO(self, request: pb.GPIORequest, context: CallContext) -> pb.GPIOResponse:
         order = wire_gpio.order(request)
         may_drive = self._access.allows(context.principal, DRIVE)
-        if order.operation is not Operation.READ:
+        if order.operation is not PinOperation.READ:
             self._access.check(context.principal, DRIVE)
         caller = PinCaller(
             user=actor(context),
@@ -84,7 +84,7 @@ class NodeService:
         )
 
     async def _rehearse(self, order: PinOrder, caller: PinCaller) -> pb.GPIOResponse:
-        if order.operation is Operation.PWM or order.frequency_hz:
+        if order.operation is PinOperation.PWM or order.frequency_hz:
             refusal = pin_rules.waveform_refusal(order.frequency_hz, order.duty_percent)
             if refusal is not None:
                 raise refusal.error

@@ -33,7 +33,7 @@ class _Act(Generic[T]):
     size: int
 
 
-class Once(Generic[T]):
+class OnceByMethod(Generic[T]):
     """One per method. `size_of` says what remembering an outcome costs."""
 
     def __init__(

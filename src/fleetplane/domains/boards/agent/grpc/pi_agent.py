@@ -12,10 +12,10 @@ from typing import Final
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from fleetplane.domains.boards.agent.buses.buses import Buses
-from fleetplane.domains.boards.agent.gpio.chip import HIGH, LOW, Direction, Pull
+from fleetplane.domains.boards.agent.gpio.chip import HIGH, LOW, LineDirection, LinePull
 from fleetplane.domains.boards.agent.grpc.node_agent import actor
 from fleetplane.domains.boards.agent.pins.rules import PinCaller
-from fleetplane.domains.boards.agent.state import NodeState
+from fleetplane.domains.boards.agent.state import BoardAgentState
 from fleetplane.domains.boards.agent.wire import messages as wire_messages
 from fleetplane.domains.boards.agent.wire import metrics as wire_metrics
 from fleetplane.domains.boards.agent.wire import pins as wire_gpio
@@ -30,7 +30,7 @@ DONE: Final = "done"
 
 
 class PiAgentService:
-    def __init__(self, node: NodeState, buses: Buses) -> None:
+    def __init__(self, node: BoardAgentState, buses: Buses) -> None:
         self._node = node
         self._buses = buses
         self._clock = node.clock
@@ -48,8 +48,8 @@ class PiAgentService:
         try:
             await self._node.pins.configure(
                 request.pin,
-                direction=wire_gpio.direction(request.direction) or Direction.INPUT,
-                pull=wire_gpio.pull(request.pull_mode) or Pull.NONE,
+                direction=wire_gpio.direction(request.direction) or LineDirection.INPUT,
+                pull=wire_gpio.pull(request.pull_mode) or LinePull.NONE,
                 caller=caller,
             )
             if request.pwm_frequency > 0:

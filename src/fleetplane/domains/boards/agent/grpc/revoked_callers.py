@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 import structlog
 from cryptography import x509
 
-from fleetplane.domains.boards.agent.membership import IdentityFolder
+from fleetplane.domains.boards.agent.membership import BoardIdentityFolder
 from fleetplane.kernel.errors import FleetplaneError, IntegrityError, Unauthenticated
 from fleetplane.kernel.revocation_list import SIZE_LIMIT_BYTES, RevocationList, opened
 
 
 @dataclass(slots=True)
 class RevokedCallers:
-    folder: IdentityFolder
+    folder: BoardIdentityFolder
     log: structlog.typing.FilteringBoundLogger
     number: int = 0
     """Of the list that holds; 0 for none."""

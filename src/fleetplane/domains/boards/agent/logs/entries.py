@@ -56,7 +56,7 @@ class Level(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class LogEntry:
     at_ns: int
     message: str
     source: str
@@ -76,12 +76,12 @@ class Entry:
         """About what it takes in memory."""
         return 512 + len(self.message) * 2
 
-    def with_message(self, message: str) -> Entry:
+    def with_message(self, message: str) -> LogEntry:
         return self if message == self.message else replace(self, message=message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Query:
+class EntryQuery:
     """What a reader asks for, checked."""
 
     min_level: Level = Level.UNSPECIFIED
@@ -103,7 +103,7 @@ class Query:
         """Whether entries must be looked into; otherwise sources can do all the choosing."""
         return bool(self.contains) or self.regex is not None
 
-    def wants(self, entry: Entry) -> bool:
+    def wants(self, entry: LogEntry) -> bool:
         if self.since_ns is not None and entry.at_ns < self.since_ns:
             return False
         if self.until_ns is not None and entry.at_ns >= self.until_ns:
@@ -144,7 +144,7 @@ def query(
     cursor: str = "",
     sources: tuple[str, ...] = (),
     current_boot_only: bool = False,
-) -> Query:
+) -> EntryQuery:
     """The query, or InvalidArgument naming the field."""
     if min_level not in Level.__members__.values():
         raise InvalidArgument(f"min_level {min_level} is no level", field="min_level")
@@ -160,7 +160,7 @@ def query(
         raise InvalidArgument("until is not after since", field="until")
     positions = parse_cursor(cursor)
     unlimited = not tail_lines and (bool(positions) or since_ns is not None)
-    return Query(
+    return EntryQuery(
         min_level=Level(min_level),
         units=frozenset(units),
         contains=contains.casefold(),

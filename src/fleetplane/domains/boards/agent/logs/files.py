@@ -21,15 +21,15 @@ from typing import BinaryIO, Final
 from fleetplane.domains.boards.agent.logs.entries import (
     FILE,
     MESSAGE_LIMIT_BYTES,
-    Entry,
+    EntryQuery,
     Level,
-    Query,
+    LogEntry,
     clipped,
 )
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FailedPrecondition, InvalidArgument, Unavailable
 from fleetplane.node.logs.files import NotALog, look, open_log
-from fleetplane.node.logs.segments import MARK_PATTERN, Seen
+from fleetplane.node.logs.segments import MARK_PATTERN, SeenFile
 
 BATCH_LINES: Final = 500
 WINDOWS_BYTES: Final = (256 * 1024, 2 * 1024 * 1024, 16 * 1024 * 1024)
@@ -62,7 +62,7 @@ _HEAD_CHARACTERS: Final = 120
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class FilePosition:
     inode: int
     offset: int
     mark: str = ""
@@ -71,13 +71,13 @@ class Place:
         return f"{self.inode}:{self.offset}" + (f":{self.mark}" if self.mark else "")
 
     @classmethod
-    def parse(cls, text: str) -> Place:
+    def parse(cls, text: str) -> FilePosition:
         found = _POSITION.fullmatch(text)
         if found is None:
             raise InvalidArgument("cursor is none of ours", field="cursor")
         return cls(inode=int(found[1]), offset=int(found[2]), mark=found[3] or "")
 
-    def is_in(self, seen: Seen) -> bool:
+    def is_in(self, seen: SeenFile) -> bool:
         return seen.continues_at(inode=self.inode, offset=self.offset, mark=self.mark)
 
 
@@ -91,7 +91,7 @@ class LogFile:
     def __repr__(self) -> str:
         return f"<LogFile {self._name} {self._path}>"
 
-    def place_before_end(self, window_bytes: int) -> Place:
+    def place_before_end(self, window_bytes: int) -> FilePosition:
         """Where the first line begins of those in the last so many bytes."""
         with self._open(self._path) as file:
             seen = look(file)
@@ -99,9 +99,9 @@ class LogFile:
             if start:
                 file.seek(start)
                 start += len(file.readline())  # the first is only the end of one
-            return Place(inode=seen.inode, offset=start, mark=seen.mark)
+            return FilePosition(inode=seen.inode, offset=start, mark=seen.mark)
 
-    def after(self, place: Place) -> tuple[list[Entry], Place]:
+    def after(self, place: FilePosition) -> tuple[list[LogEntry], FilePosition]:
         """The next lines after a place, if there are any yet, and the place after them."""
         if not self._path.exists():
             return [], place  # between two rotations
@@ -114,7 +114,7 @@ class LogFile:
             entries, after = self._read(rotated, place)
             if entries:
                 return entries, after
-        entries, after = self._read(self._path, Place(inode=seen.inode, offset=0, mark=seen.mark))
+        entries, after = self._read(self._path, FilePosition(inode=seen.inode, offset=0, mark=seen.mark))
         if rotated is None and entries:
             # The rest of the one before cannot be had any more; whoever reads should know.
             entries[0] = replace(entries[0], fields={**entries[0].fields, "gap": "true"})
@@ -125,25 +125,25 @@ class LogFile:
         with self._open(self._path):
             pass
 
-    def _read(self, path: Path, place: Place) -> tuple[list[Entry], Place]:
+    def _read(self, path: Path, place: FilePosition) -> tuple[list[LogEntry], FilePosition]:
         with self._open(path) as file:
             seen, changed_ns = look(file), os.fstat(file.fileno()).st_mtime_ns
             offset = place.offset if place.is_in(seen) else 0  # it was cut short just now
             file.seek(offset)
-            lines: list[Entry] = []
+            lines: list[LogEntry] = []
             for raw, long in _lines(file):
                 offset += len(raw) + long
-                after = Place(inode=seen.inode, offset=offset, mark=seen.mark)
+                after = FilePosition(inode=seen.inode, offset=offset, mark=seen.mark)
                 lines.append(self._entry(raw, after, changed_ns, long))
                 if len(lines) >= BATCH_LINES:
                     break
-        return lines, Place(inode=seen.inode, offset=offset, mark=seen.mark)
+        return lines, FilePosition(inode=seen.inode, offset=offset, mark=seen.mark)
 
-    def _entry(self, raw: bytes, place: Place, changed_ns: int, skipped: int) -> Entry:
+    def _entry(self, raw: bytes, place: FilePosition, changed_ns: int, skipped: int) -> LogEntry:
         text = raw.rstrip(b"\r\n").decode("utf-8", "replace").replace("\0", "\N{REPLACEMENT CHARACTER}")
         message, cut = clipped(text)
         head = message[:_HEAD_CHARACTERS]
-        return Entry(
+        return LogEntry(
             at_ns=_time_in(head) or changed_ns,
             message=message,
             source=self.source,
@@ -154,7 +154,7 @@ class LogFile:
             fields={"truncated": "true"} if cut or skipped else {},
         )
 
-    def _rotated(self, place: Place) -> Path | None:
+    def _rotated(self, place: FilePosition) -> Path | None:
         """The file under the name it was given when it was rotated away, as long as it is not packed."""
         for path in (self._path.with_name(self._path.name + suffix) for suffix in ROTATED):
             try:
@@ -183,18 +183,18 @@ class LogFile:
 class FileReader:
     """One reader's way through a file: what is there, then what comes."""
 
-    def __init__(self, file: LogFile, query: Query, clock: Clock) -> None:
+    def __init__(self, file: LogFile, query: EntryQuery, clock: Clock) -> None:
         self.source = file.source
         self._file = file
         self._query = query
         self._clock = clock
         position = query.positions.get(file.source)
-        self._place = Place.parse(position) if position else None
+        self._place = FilePosition.parse(position) if position else None
 
     def __repr__(self) -> str:
         return f"<FileReader {self.source} at {self._place}>"
 
-    async def backlog(self) -> AsyncGenerator[Entry, None]:
+    async def backlog(self) -> AsyncGenerator[LogEntry, None]:
         await asyncio.to_thread(self._file.require)
         count = self._query.tail_lines
         if self._place is None:
@@ -204,13 +204,13 @@ class FileReader:
             for entry in entries:
                 yield entry
 
-    async def follow(self) -> AsyncGenerator[Entry, None]:
+    async def follow(self) -> AsyncGenerator[LogEntry, None]:
         while True:
             for entry in await self._next():
                 yield entry
             await self._clock.sleep(POLL_SECONDS)
 
-    async def _next(self) -> list[Entry]:
+    async def _next(self) -> list[LogEntry]:
         assert self._place is not None, "what is there comes before what follows"
         entries, self._place = await asyncio.to_thread(self._file.after, self._place)
         return entries

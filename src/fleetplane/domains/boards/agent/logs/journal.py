@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from fleetplane.domains.boards.agent.logs.entries import JOURNAL, KERNEL, Entry, Level, Query, clipped
+from fleetplane.domains.boards.agent.logs.entries import JOURNAL, KERNEL, EntryQuery, Level, LogEntry, clipped
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import InvalidArgument, Unavailable
 
@@ -51,7 +51,7 @@ FIELD_LIMIT: Final = 256
 _CURSOR_CHARACTERS: Final = frozenset("abcdefghijklmnopqrstuvwxyz0123456789=;")
 
 
-class Journal:
+class SystemJournal:
     """Whether there is one here, and how to read it."""
 
     def __init__(self, *, program: str = "", folders: Sequence[Path] = FOLDERS) -> None:
@@ -71,14 +71,14 @@ class Journal:
             return "no journal is kept on this node"
         return ""
 
-    def reader(self, query: Query, clock: Clock, *, kernel: bool) -> JournalReader:
+    def reader(self, query: EntryQuery, clock: Clock, *, kernel: bool) -> JournalReader:
         if reason := self.unavailable_reason:
             raise Unavailable(reason, details={"cause": "no-journal"}, field="sources")
         return JournalReader(self._program, query, clock, kernel=kernel)
 
 
 class JournalReader:
-    def __init__(self, program: str, query: Query, clock: Clock, *, kernel: bool) -> None:
+    def __init__(self, program: str, query: EntryQuery, clock: Clock, *, kernel: bool) -> None:
         self.source = KERNEL if kernel else JOURNAL
         self._program = program
         self._query = query
@@ -89,12 +89,12 @@ class JournalReader:
     def __repr__(self) -> str:
         return f"<JournalReader {self.source}>"
 
-    async def backlog(self) -> AsyncGenerator[Entry, None]:
+    async def backlog(self) -> AsyncGenerator[LogEntry, None]:
         async with contextlib.aclosing(self._entries(self._backlog_arguments())) as entries:
             async for entry in entries:
                 yield entry
 
-    async def follow(self) -> AsyncGenerator[Entry, None]:
+    async def follow(self) -> AsyncGenerator[LogEntry, None]:
         while True:
             async with contextlib.aclosing(self._entries(self._follow_arguments())) as entries:
                 async for entry in entries:
@@ -136,7 +136,7 @@ class JournalReader:
             arguments += ["--boot"] if query.current_boot_only else []
         return arguments
 
-    async def _entries(self, arguments: Sequence[str]) -> AsyncGenerator[Entry, None]:
+    async def _entries(self, arguments: Sequence[str]) -> AsyncGenerator[LogEntry, None]:
         child = await asyncio.create_subprocess_exec(
             self._program,
             *arguments,
@@ -172,7 +172,7 @@ class JournalReader:
         raise Unavailable(f"the journal cannot be read: {last[:200]}", details={"cause": "journal"})
 
 
-def parse(line: bytes, source: str) -> Entry | None:
+def parse(line: bytes, source: str) -> LogEntry | None:
     """An entry from its line of JSON; None for one that is none."""
     try:
         said: dict[str, Any] = msgspec.json.decode(line)
@@ -186,7 +186,7 @@ def parse(line: bytes, source: str) -> Entry | None:
     fields = {name: text[:FIELD_LIMIT] for name in _KEPT if (text := _text(said.get(name)))}
     if cut:
         fields["truncated"] = "true"
-    return Entry(
+    return LogEntry(
         at_ns=at_ns,
         message=message,
         source=source,

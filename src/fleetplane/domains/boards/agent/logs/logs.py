@@ -21,12 +21,12 @@ from fleetplane.domains.boards.agent.logs.entries import (
     FILE,
     JOURNAL,
     KERNEL,
-    Entry,
-    Query,
+    EntryQuery,
+    LogEntry,
     make_cursor,
 )
 from fleetplane.domains.boards.agent.logs.files import FileReader, LogFile
-from fleetplane.domains.boards.agent.logs.journal import Journal
+from fleetplane.domains.boards.agent.logs.journal import SystemJournal
 from fleetplane.domains.boards.agent.logs.patterns import Redaction
 from fleetplane.domains.boards.agent.logs.ring import LogRing, RingReader
 from fleetplane.kernel.clock import Clock
@@ -40,21 +40,21 @@ TAIL_BYTES: Final = 8 * 1024 * 1024
 KEEP_ALIVE_SECONDS: Final = 30.0
 
 
-class Reader(Protocol):
+class LogSourceReader(Protocol):
     """One reader's way through one source. `backlog` is read to its end before `follow`."""
 
     source: str
 
-    def backlog(self) -> AsyncGenerator[Entry, None]: ...
+    def backlog(self) -> AsyncGenerator[LogEntry, None]: ...
 
-    def follow(self) -> AsyncGenerator[Entry, None]: ...
+    def follow(self) -> AsyncGenerator[LogEntry, None]: ...
 
 
-class Tail:
+class EntryTail:
     """The last entries, by number and by size."""
 
     def __init__(self, count: int, limit_bytes: int = TAIL_BYTES) -> None:
-        self._kept: deque[Entry] = deque()
+        self._kept: deque[LogEntry] = deque()
         self._count = count
         self._limit_bytes = limit_bytes
         self._bytes = 0
@@ -62,13 +62,13 @@ class Tail:
     def __repr__(self) -> str:
         return f"<Tail {len(self._kept)}/{self._count} {self._bytes} bytes>"
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: LogEntry) -> None:
         self._kept.append(entry)
         self._bytes += entry.size
         while len(self._kept) > self._count or (self._bytes > self._limit_bytes and len(self._kept) > 1):
             self._bytes -= self._kept.popleft().size
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[LogEntry]:
         return list(self._kept)
 
 
@@ -76,7 +76,7 @@ class Queue:
     """Between sources that do not wait and a reader that may be slow: the oldest go, and are counted."""
 
     def __init__(self, *, entries: int = QUEUE_ENTRIES, limit_bytes: int = QUEUE_BYTES) -> None:
-        self._entries: deque[Entry] = deque()
+        self._entries: deque[LogEntry] = deque()
         self._limit = entries
         self._limit_bytes = limit_bytes
         self._bytes = 0
@@ -87,7 +87,7 @@ class Queue:
     def __repr__(self) -> str:
         return f"<Queue {len(self._entries)} entries, {self._bytes} bytes, {self._dropped} dropped>"
 
-    def put(self, entry: Entry) -> None:
+    def put(self, entry: LogEntry) -> None:
         self._entries.append(entry)
         self._bytes += entry.size
         while len(self._entries) > self._limit or self._bytes > self._limit_bytes:
@@ -99,7 +99,7 @@ class Queue:
         self._failure = error
         self._arrived.set()
 
-    async def get(self) -> Entry:
+    async def get(self) -> LogEntry:
         """The next entry, with how many were lost before it; raises what a source failed with."""
         while not self._entries:
             if self._failure is not None:
@@ -116,7 +116,7 @@ class Logs:
     def __init__(
         self,
         *,
-        journal: Journal,
+        journal: SystemJournal,
         ring: LogRing,
         files: Mapping[str, Path],
         clock: Clock,
@@ -146,7 +146,7 @@ class Logs:
     def journal_unavailable_reason(self) -> str:
         return self._journal.unavailable_reason
 
-    async def stream(self, query: Query) -> AsyncGenerator[Entry, None]:
+    async def stream(self, query: EntryQuery) -> AsyncGenerator[LogEntry, None]:
         """Entries in order, each with the cursor after which to resume."""
         readers = [self._reader(source, query) for source in self._chosen(query)]
         positions = {reader.source: query.positions.get(reader.source, "") for reader in readers}
@@ -158,7 +158,9 @@ class Logs:
         finally:
             self.streams -= 1
 
-    async def _entries(self, readers: Sequence[Reader], query: Query) -> AsyncGenerator[Entry, None]:
+    async def _entries(
+        self, readers: Sequence[LogSourceReader], query: EntryQuery
+    ) -> AsyncGenerator[LogEntry, None]:
         async with contextlib.aclosing(self._backlog(readers, query)) as backlog:
             async for entry in backlog:
                 yield entry
@@ -167,7 +169,9 @@ class Logs:
                 async for entry in following:
                     yield entry
 
-    async def _backlog(self, readers: Sequence[Reader], query: Query) -> AsyncGenerator[Entry, None]:
+    async def _backlog(
+        self, readers: Sequence[LogSourceReader], query: EntryQuery
+    ) -> AsyncGenerator[LogEntry, None]:
         if query.tail_lines is None:
             for reader in readers:
                 async with contextlib.aclosing(_wanted(reader.backlog(), query)) as entries:
@@ -176,7 +180,7 @@ class Logs:
             return
         tails = []
         for reader in readers:
-            tail = Tail(query.tail_lines)
+            tail = EntryTail(query.tail_lines)
             async with contextlib.aclosing(_wanted(reader.backlog(), query)) as entries:
                 async for entry in entries:
                     tail.add(entry)
@@ -185,7 +189,9 @@ class Logs:
         for entry in merged[-query.tail_lines :]:
             yield entry
 
-    async def _follow(self, readers: Sequence[Reader], query: Query) -> AsyncGenerator[Entry, None]:
+    async def _follow(
+        self, readers: Sequence[LogSourceReader], query: EntryQuery
+    ) -> AsyncGenerator[LogEntry, None]:
         queue = Queue()
         async with beside(_pump(reader, query, queue) for reader in readers) as pumps:
             while (seconds := self._patience_seconds(query)) > 0:
@@ -199,23 +205,23 @@ class Logs:
                     entry = self._sign_of_life()
                 yield entry
 
-    def _patience_seconds(self, query: Query) -> float:
+    def _patience_seconds(self, query: EntryQuery) -> float:
         if query.until_ns is None:
             return self._keep_alive_seconds
         return min(self._keep_alive_seconds, (query.until_ns - self._clock.now_ns()) / 1e9)
 
-    def _sign_of_life(self) -> Entry:
-        return Entry(
+    def _sign_of_life(self) -> LogEntry:
+        return LogEntry(
             at_ns=self._clock.now_ns(), message="", source=AGENT, position="", hostname=self._hostname
         )
 
-    def _finished(self, entry: Entry, positions: dict[str, str]) -> Entry:
+    def _finished(self, entry: LogEntry, positions: dict[str, str]) -> LogEntry:
         if entry.position:
             positions[entry.source] = entry.position
         known = {source: position for source, position in positions.items() if position}
         return replace(entry, message=self._redaction.clean(entry.message), cursor=make_cursor(known))
 
-    def _chosen(self, query: Query) -> Sequence[str]:
+    def _chosen(self, query: EntryQuery) -> Sequence[str]:
         """The selected sources. Default: the journal; without one, all other sources."""
         if query.sources:
             return query.sources
@@ -224,7 +230,7 @@ class Logs:
         known = self.sources
         return (JOURNAL,) if JOURNAL in known else known
 
-    def _reader(self, source: str, query: Query) -> Reader:
+    def _reader(self, source: str, query: EntryQuery) -> LogSourceReader:
         if source in (JOURNAL, KERNEL):
             return self._journal.reader(query, self._clock, kernel=source == KERNEL)
         if source == AGENT:
@@ -239,14 +245,16 @@ class Logs:
         return FileReader(file, query, self._clock)
 
 
-async def _wanted(entries: AsyncGenerator[Entry, None], query: Query) -> AsyncGenerator[Entry, None]:
+async def _wanted(
+    entries: AsyncGenerator[LogEntry, None], query: EntryQuery
+) -> AsyncGenerator[LogEntry, None]:
     async with contextlib.aclosing(entries):
         async for entry in entries:
             if query.wants(entry):
                 yield entry
 
 
-async def _pump(reader: Reader, query: Query, queue: Queue) -> None:
+async def _pump(reader: LogSourceReader, query: EntryQuery, queue: Queue) -> None:
     try:
         async with contextlib.aclosing(_wanted(reader.follow(), query)) as entries:
             async for entry in entries:

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, MutableMapping
 from contextlib import suppress
 from typing import Any, Final
 
-from fleetplane.domains.boards.agent.logs.entries import AGENT, Entry, Level, Query, clipped
+from fleetplane.domains.boards.agent.logs.entries import AGENT, EntryQuery, Level, LogEntry, clipped
 from fleetplane.kernel.clock import Clock
 
 ENTRIES_LIMIT: Final = 1000
@@ -36,7 +36,7 @@ class LogRing:
         self._clock = clock
         self._run = run
         self._hostname = hostname
-        self._kept: deque[Entry] = deque(maxlen=limit)
+        self._kept: deque[LogEntry] = deque(maxlen=limit)
         self._count = 0
         self._adding = threading.Lock()  # guards: as many were counted as were kept
         self._arrived = asyncio.Event()
@@ -63,7 +63,7 @@ class LogRing:
         with self._adding:
             self._count += 1
             self._kept.append(
-                Entry(
+                LogEntry(
                     at_ns=at_ns,
                     message=message,
                     source=AGENT,
@@ -78,7 +78,7 @@ class LogRing:
             with suppress(RuntimeError):  # the loop is closed: the process is ending
                 self._loop.call_soon_threadsafe(self._arrived.set)
 
-    def after(self, count: int) -> tuple[list[Entry], int]:
+    def after(self, count: int) -> tuple[list[LogEntry], int]:
         """What came after the first `count` entries and is still kept, and how many came in all."""
         with self._adding:
             new = min(self._count - count, len(self._kept))
@@ -97,7 +97,7 @@ class LogRing:
 
 
 class RingReader:
-    def __init__(self, ring: LogRing, query: Query) -> None:
+    def __init__(self, ring: LogRing, query: EntryQuery) -> None:
         self.source = AGENT
         self._ring = ring
         self._seen = ring.count_in(query.positions.get(AGENT, ""))
@@ -105,12 +105,12 @@ class RingReader:
     def __repr__(self) -> str:
         return f"<RingReader after {self._seen}>"
 
-    async def backlog(self) -> AsyncGenerator[Entry, None]:
+    async def backlog(self) -> AsyncGenerator[LogEntry, None]:
         entries, self._seen = self._ring.after(self._seen)
         for entry in entries:
             yield entry
 
-    async def follow(self) -> AsyncGenerator[Entry, None]:
+    async def follow(self) -> AsyncGenerator[LogEntry, None]:
         while True:
             entries, self._seen = self._ring.after(self._seen)
             for entry in entries:

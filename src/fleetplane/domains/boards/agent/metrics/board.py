@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from fleetplane.domains.boards.agent.metrics.values import Board, Power, Processes, Reserve, Storage, Zone
+from fleetplane.domains.boards.agent.metrics.values import BlockDevice, Board, Power, Processes, Reserve, Zone
 
 SECTOR_BYTES: Final = 512
 """The kernel counts in these whatever the device does."""
@@ -113,16 +113,16 @@ def zones(root: Path = Path("/")) -> tuple[Zone, ...]:
     return tuple(found.values())
 
 
-def storage(root: Path = Path("/")) -> tuple[Storage, ...]:
+def storage(root: Path = Path("/")) -> tuple[BlockDevice, ...]:
     """Block devices with hardware behind them."""
-    found: list[Storage] = []
+    found: list[BlockDevice] = []
     for folder in _entries(root / "sys/block", "*"):
         counts = _text(folder / "stat").split()
         if not (folder / "device").exists() or len(counts) < 7 or "boot" in folder.name:
             continue  # loops and memory disks wear nothing; boot partitions belong to their card
         device = folder / "device"
         found.append(
-            Storage(
+            BlockDevice(
                 name=folder.name,
                 kind=_kind(folder.name, _text(device / "type")),
                 bytes_read=(_number(counts[2]) or 0) * SECTOR_BYTES,

@@ -16,16 +16,16 @@ from typing import Final, TypeVar
 from fleetplane.domains.boards.agent.metrics import board as board_sources
 from fleetplane.domains.boards.agent.metrics.board import Ask, ask_program
 from fleetplane.domains.boards.agent.metrics.values import (
+    BlockDevice,
     Board,
     Power,
     Processes,
     Snapshot,
-    Storage,
     cpu_shares,
 )
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import Unavailable
-from fleetplane.node.host.psutil_host import Host
+from fleetplane.node.host.psutil_host import HostFacts
 from fleetplane.node.host.values import CpuTimes, Disk
 
 INTERVAL_SECONDS: Final = 1.0
@@ -48,7 +48,7 @@ class _Slow:
     processes: Processes | None
     power: Power | None
     under_voltage_alarm: bool | None
-    storage: tuple[Storage, ...]
+    storage: tuple[BlockDevice, ...]
     root_read_only: bool | None
     clock_synchronised: bool | None
     unavailable: tuple[str, ...]
@@ -76,7 +76,7 @@ class MetricsSampler:
 
     def __init__(
         self,
-        host: Host,
+        host: HostFacts,
         clock: Clock,
         *,
         root: Path = Path("/"),

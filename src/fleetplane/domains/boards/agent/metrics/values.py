@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from fleetplane.node.host.values import CpuTimes, Disk, Interface, Load, Memory, percent
+from fleetplane.node.host.values import CpuTimes, Disk, LoadAverage, MemoryUse, NetworkInterface, percent
 
 HOT_CELSIUS: Final = 80.0
 """Where the boards' firmware begins to slow the processor down."""
@@ -91,7 +91,7 @@ class Reserve(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Storage:
+class BlockDevice:
     """One block device. Wear is what the device admits, and SD cards admit nothing."""
 
     name: str
@@ -124,16 +124,16 @@ class Snapshot:
     board: Board = field(default_factory=Board)
     uptime_seconds: int = 0
     cpu: Cpu | None = None
-    memory: Memory | None = None
+    memory: MemoryUse | None = None
     disks: tuple[Disk, ...] = ()
-    interfaces: tuple[Interface, ...] = ()
+    interfaces: tuple[NetworkInterface, ...] = ()
     zones: tuple[Zone, ...] = ()
-    load: Load | None = None
+    load: LoadAverage | None = None
     processes: Processes | None = None
     power: Power | None = None
     under_voltage_alarm: bool | None = None
     """The voltage monitor's own alarm, where the kernel has a driver for it."""
-    storage: tuple[Storage, ...] = ()
+    storage: tuple[BlockDevice, ...] = ()
     root_read_only: bool | None = None
     clock_synchronised: bool | None = None
     unavailable: tuple[str, ...] = ()

@@ -15,9 +15,9 @@ from fleetplane.domains.boards.agent.gpio.chip import (
     LOW,
     Chip,
     ChipFactory,
-    Direction,
-    Line,
-    Pull,
+    GpioLine,
+    LineDirection,
+    LinePull,
 )
 from fleetplane.domains.boards.agent.gpio.waveforms import PwmState, Waveforms
 from fleetplane.domains.boards.agent.pins.rules import SafeState
@@ -29,12 +29,12 @@ REOPEN_SECONDS: Final = 5.0
 
 
 @dataclass(slots=True, kw_only=True)
-class Held:
+class ConfiguredPin:
     """A pin that is configured. It has a line, unless the board's PWM block drives it."""
 
-    direction: Direction
-    pull: Pull = Pull.NONE
-    line: Line | None = None
+    direction: LineDirection
+    pull: LinePull = LinePull.NONE
+    line: GpioLine | None = None
     updated_ns: int = 0
     level: int = LOW
     """What was last driven; of an input, what was last read."""
@@ -42,7 +42,7 @@ class Held:
 
     @property
     def is_output(self) -> bool:
-        return self.direction is Direction.OUTPUT
+        return self.direction is LineDirection.OUTPUT
 
 
 class PinLines:
@@ -56,7 +56,7 @@ class PinLines:
         self._chip: Chip | None = None
         self._missing: FleetplaneError | None = None
         self._look_again_at = 0.0
-        self.held: dict[int, Held] = {}
+        self.held: dict[int, ConfiguredPin] = {}
         self.changed_at: dict[int, float] = {}
         """By pin, when its output last changed; outlives the claim, or releasing would be a way around."""
 
@@ -89,7 +89,7 @@ class PinLines:
                 raise
         return self._chip
 
-    def take(self, pin: int, direction: Direction, pull: Pull, level: int | None) -> Held:
+    def take(self, pin: int, direction: LineDirection, pull: LinePull, level: int | None) -> ConfiguredPin:
         """The pin as a line, claimed if it was not ours; without a level an output keeps the one it shows."""
         if self._waveforms.in_hardware(pin):
             raise FailedPrecondition(
@@ -102,7 +102,7 @@ class PinLines:
             line = self.open().claim(
                 pin, direction=direction, pull=pull, level=level, consumer=self._consumer
             )
-            held = self.held[pin] = Held(direction=direction, pull=pull, line=line)
+            held = self.held[pin] = ConfiguredPin(direction=direction, pull=pull, line=line)
             changed = level is not None
         else:
             self._waveforms.stop(pin)
@@ -115,14 +115,14 @@ class PinLines:
             self.changed_at[pin] = self._clock.monotonic()
         return held
 
-    def drive(self, pin: int, level: int) -> Held:
+    def drive(self, pin: int, level: int) -> ConfiguredPin:
         """The pin at this level, whatever it was; an input becomes an output."""
         held = self.held.get(pin)
         if self._waveforms.in_hardware(pin):
             self._waveforms.hold_level(pin, level)
-            held = self.held.setdefault(pin, Held(direction=Direction.OUTPUT))
+            held = self.held.setdefault(pin, ConfiguredPin(direction=LineDirection.OUTPUT))
         elif held is None or held.line is None or not held.is_output:
-            return self.take(pin, Direction.OUTPUT, held.pull if held else Pull.NONE, level)
+            return self.take(pin, LineDirection.OUTPUT, held.pull if held else LinePull.NONE, level)
         else:
             self._waveforms.stop(pin)
             held.line.write(level)
@@ -131,16 +131,16 @@ class PinLines:
         held.level, held.pwm, held.updated_ns = level, None, self._clock.now_ns()
         return held
 
-    def wave(self, pin: int, *, frequency_hz: int, duty_percent: int) -> Held:
+    def wave(self, pin: int, *, frequency_hz: int, duty_percent: int) -> ConfiguredPin:
         """A waveform on the pin: the block's where it is routed there, else a thread's."""
         held = self.held.get(pin)
         software = not self._waveforms.in_hardware(pin)
         if software:
             self._waveforms.require_fit(pin, frequency_hz)
             if held is None or not held.is_output:
-                held = self.take(pin, Direction.OUTPUT, held.pull if held else Pull.NONE, LOW)
+                held = self.take(pin, LineDirection.OUTPUT, held.pull if held else LinePull.NONE, LOW)
         else:
-            held = held or Held(direction=Direction.OUTPUT)
+            held = held or ConfiguredPin(direction=LineDirection.OUTPUT)
         pwm = PwmState(frequency_hz=frequency_hz, duty_percent=duty_percent, software=software)
         self._waveforms.start(pin, held.line, pwm)
         self.held[pin] = held
@@ -148,7 +148,7 @@ class PinLines:
         self.changed_at[pin] = self._clock.monotonic()
         return held
 
-    def look(self, pin: int) -> Held:
+    def look(self, pin: int) -> ConfiguredPin:
         """The pin with the level that it shows now."""
         held = self.held[pin]
         if held.pwm is not None:
@@ -168,7 +168,7 @@ class PinLines:
             return
         if held.line is not None:
             self._waveforms.stop(pin)
-            held.line.reconfigure(direction=Direction.INPUT, pull=held.pull)
+            held.line.reconfigure(direction=LineDirection.INPUT, pull=held.pull)
         self.changed_at[pin] = self._clock.monotonic()
         self.give_up(pin)
 

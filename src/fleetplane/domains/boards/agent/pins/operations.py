@@ -11,12 +11,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from fleetplane.domains.boards.agent.gpio.chip import Direction, Pull, require_level
+from fleetplane.domains.boards.agent.gpio.chip import LineDirection, LinePull, require_level
 from fleetplane.domains.boards.agent.gpio.errors import ChipMissing, LineIsInput
 from fleetplane.domains.boards.agent.pins import rules as pin_rules
-from fleetplane.domains.boards.agent.pins.lines import Held, PinLines
-from fleetplane.domains.boards.agent.pins.rules import Event, Lease, Operation, PinCaller, PinPolicy, Refusal
-from fleetplane.domains.boards.agent.pins.states import Audit, AuditEntry, LeaseState, PinState, Reading
+from fleetplane.domains.boards.agent.pins.lines import ConfiguredPin, PinLines
+from fleetplane.domains.boards.agent.pins.rules import (
+    PinCaller,
+    PinEvent,
+    PinLease,
+    PinOperation,
+    PinPolicy,
+    PinRefusal,
+)
+from fleetplane.domains.boards.agent.pins.states import Audit, AuditEntry, LeaseState, PinState, SeenLevel
 from fleetplane.domains.boards.fences import Fence
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FailedPrecondition, FleetplaneError, InvalidArgument
@@ -31,7 +38,7 @@ class PinBank:
         self._policy = policy
         self._clock = clock
         self._audit = audit
-        self._leases: dict[int, Lease] = {}
+        self._leases: dict[int, PinLease] = {}
         self._newest: dict[int, Fence] = {}
         """Of each pin, the newest order that was carried out, or begun: also once the pin is given up."""
 
@@ -39,59 +46,59 @@ class PinBank:
         return f"<PinBank {self._lines} leased={sorted(self._leases)}>"
 
     def configure(
-        self, pin: int, *, direction: Direction, pull: Pull, level: int | None, caller: PinCaller
+        self, pin: int, *, direction: LineDirection, pull: LinePull, level: int | None, caller: PinCaller
     ) -> PinState:
-        with self._outcome(Operation.CONFIGURE, pin, caller):
+        with self._outcome(PinOperation.CONFIGURE, pin, caller):
             if level is not None:
                 require_level(level)
-                if direction is Direction.OUTPUT:
+                if direction is LineDirection.OUTPUT:
                     self._mind_dwell(pin, level)
             held = self._lines.take(pin, direction, pull, level)
             self._extend(pin, caller)
-        self._say(Event.CONFIGURED, pin, caller.user, direction=direction, pull=pull)
+        self._say(PinEvent.CONFIGURED, pin, caller.user, direction=direction, pull=pull)
         return self._state(pin, held)
 
-    def read(self, pin: int, *, caller: PinCaller, claim: bool) -> Reading:
-        with self._outcome(Operation.READ, pin, caller):
+    def read(self, pin: int, *, caller: PinCaller, claim: bool) -> SeenLevel:
+        with self._outcome(PinOperation.READ, pin, caller):
             if claim and pin not in self._lines.held:
-                self._lines.take(pin, Direction.INPUT, Pull.NONE, None)
+                self._lines.take(pin, LineDirection.INPUT, LinePull.NONE, None)
             self._configured(pin)
             held = self._lines.look(pin)
-        self._say(Event.READ, pin, caller.user, level=str(held.level))
-        return Reading(pin=pin, level=held.level, at_ns=held.updated_ns)
+        self._say(PinEvent.READ, pin, caller.user, level=str(held.level))
+        return SeenLevel(pin=pin, level=held.level, at_ns=held.updated_ns)
 
-    def write(self, pin: int, level: int, *, caller: PinCaller, claim: bool) -> Reading:
-        with self._outcome(Operation.WRITE, pin, caller):
+    def write(self, pin: int, level: int, *, caller: PinCaller, claim: bool) -> SeenLevel:
+        with self._outcome(PinOperation.WRITE, pin, caller):
             require_level(level)
             if not (claim and pin not in self._lines.held) and not self._configured(pin).is_output:
                 raise LineIsInput(f"pin {pin} is an input")
             self._mind_dwell(pin, level)
             held = self._lines.drive(pin, level)
             self._extend(pin, caller)
-        self._say(Event.WRITE, pin, caller.user, level=str(level))
-        return Reading(pin=pin, level=level, at_ns=held.updated_ns)
+        self._say(PinEvent.WRITE, pin, caller.user, level=str(level))
+        return SeenLevel(pin=pin, level=level, at_ns=held.updated_ns)
 
     def pwm(self, pin: int, *, frequency_hz: int, duty_percent: int, caller: PinCaller) -> PinState:
-        with self._outcome(Operation.PWM, pin, caller):
+        with self._outcome(PinOperation.PWM, pin, caller):
             _object(pin_rules.waveform_refusal(frequency_hz, duty_percent))
             _object(pin_rules.waveform_dwell_refusal(self._policy.rule(pin), pin))
             held = self._lines.wave(pin, frequency_hz=frequency_hz, duty_percent=duty_percent)
             self._extend(pin, caller)
         made = "software" if held.pwm and held.pwm.software else "hardware"
         figures = {"frequency": str(frequency_hz), "duty_cycle": str(duty_percent), "made_by": made}
-        self._say(Event.PWM, pin, caller.user, **figures)
+        self._say(PinEvent.PWM, pin, caller.user, **figures)
         return self._state(pin, held)
 
     def release(self, pin: int, *, caller: PinCaller) -> None:
         """Make the pin safe and give it up, with its lease; harmless when it was not ours."""
-        with self._outcome(Operation.RELEASE, pin, caller):
+        with self._outcome(PinOperation.RELEASE, pin, caller):
             self._make_safe(pin, "released", give_up=True)
             self._leases.pop(pin, None)
-        self._say(Event.RELEASED, pin, caller.user)
+        self._say(PinEvent.RELEASED, pin, caller.user)
 
     def lease(self, pin: int, *, caller: PinCaller) -> LeaseState:
         """Take, or extend, the lease that the caller names."""
-        with self._outcome(Operation.LEASE, pin, caller):
+        with self._outcome(PinOperation.LEASE, pin, caller):
             if not caller.lease_id:
                 raise InvalidArgument("a lease needs an id", field="lease_id", details={"cause": "lease"})
             self._extend(pin, caller)
@@ -99,13 +106,13 @@ class PinBank:
 
     def end_lease(self, pin: int, *, caller: PinCaller) -> None:
         """Give the lease back before its time: the pin is made safe as if it had run out."""
-        with self._outcome(Operation.LEASE, pin, caller):
+        with self._outcome(PinOperation.LEASE, pin, caller):
             ended = self._leases.pop(pin, None)
         if ended is not None:
-            self._say(Event.LEASE_ENDED, pin, caller.user)
+            self._say(PinEvent.LEASE_ENDED, pin, caller.user)
             self._make_safe(pin, "lease ended")
 
-    def rehearse(self, operation: Operation, pin: int, *, caller: PinCaller) -> None:
+    def rehearse(self, operation: PinOperation, pin: int, *, caller: PinCaller) -> None:
         """Raise as the operation would by policy or lease; touch nothing."""
         with self._outcome(operation, pin, caller, is_done=False):
             pass
@@ -131,7 +138,7 @@ class PinBank:
         for pin, lease in sorted(self._leases.items()):
             if now >= lease.expires_at:
                 del self._leases[pin]
-                self._say(Event.LEASE_EXPIRED, pin, AGENT, holder=lease.holder)
+                self._say(PinEvent.LEASE_EXPIRED, pin, AGENT, holder=lease.holder)
                 self._make_safe(pin, "lease expired")
 
     def next_expiry(self) -> float | None:
@@ -153,7 +160,7 @@ class PinBank:
 
     @contextmanager
     def _outcome(
-        self, operation: Operation, pin: int, caller: PinCaller, *, is_done: bool = True
+        self, operation: PinOperation, pin: int, caller: PinCaller, *, is_done: bool = True
     ) -> Iterator[None]:
         """The checks that every call goes through first, and the audit entry of one that fails."""
         ours = pin in self._lines.held
@@ -171,7 +178,7 @@ class PinBank:
             self._say_failed(objection.refusal.event, pin, caller, objection.refusal.error)
             raise objection.refusal.error from None
         except LineIsInput as error:
-            self._say_failed(Event.WRITE_TO_INPUT, pin, caller, error)
+            self._say_failed(PinEvent.WRITE_TO_INPUT, pin, caller, error)
             raise
         except ChipMissing as error:
             self._say_failed(failed, pin, caller, error)
@@ -182,7 +189,7 @@ class PinBank:
             raise
         finally:
             if not ours and pin in self._lines.held:
-                self._say(Event.GRANTED, pin, caller.user)
+                self._say(PinEvent.GRANTED, pin, caller.user)
 
     def _make_safe(self, pin: int, why: str, *, give_up: bool = False) -> None:
         """Never raises: one pin that fails must not keep the next from being made safe."""
@@ -191,13 +198,13 @@ class PinBank:
         state = self._policy.rule(pin).safe_state
         try:
             self._lines.make_safe(pin, state)
-            self._say(Event.SAFE_STATE, pin, AGENT, state=state, why=why)
+            self._say(PinEvent.SAFE_STATE, pin, AGENT, state=state, why=why)
         except FleetplaneError as error:
-            self._say(Event.SAFE_STATE_FAILED, pin, AGENT, message=error.message, state=state, why=why)
+            self._say(PinEvent.SAFE_STATE_FAILED, pin, AGENT, message=error.message, state=state, why=why)
         if give_up:
             self._lines.give_up(pin)
 
-    def _configured(self, pin: int) -> Held:
+    def _configured(self, pin: int) -> ConfiguredPin:
         held = self._lines.held.get(pin)
         if held is None:
             raise FailedPrecondition(
@@ -221,9 +228,9 @@ class PinBank:
             return
         self._leases[pin] = lease
         if before is None or before.id != lease.id:
-            self._say(Event.LEASED, pin, caller.user, seconds=f"{caller.lease_seconds:g}")
+            self._say(PinEvent.LEASED, pin, caller.user, seconds=f"{caller.lease_seconds:g}")
 
-    def _state(self, pin: int, held: Held, *, error: str = "") -> PinState:
+    def _state(self, pin: int, held: ConfiguredPin, *, error: str = "") -> PinState:
         lease = self._leases.get(pin)
         return PinState(
             pin=pin,
@@ -237,15 +244,15 @@ class PinBank:
             error=error,
         )
 
-    def _lease_state(self, lease: Lease) -> LeaseState:
+    def _lease_state(self, lease: PinLease) -> LeaseState:
         left = max(0.0, lease.expires_at - self._clock.monotonic())
         return LeaseState(holder=lease.holder, seconds_left=left)
 
-    def _say_failed(self, event: Event, pin: int, caller: PinCaller, error: FleetplaneError) -> None:
+    def _say_failed(self, event: PinEvent, pin: int, caller: PinCaller, error: FleetplaneError) -> None:
         cause = error.details.get("cause", error.reason)
         self._say(event, pin, caller.user, message=error.message, cause=cause)
 
-    def _say(self, event: Event, pin: int, user: str, *, message: str = "", **details: str) -> None:
+    def _say(self, event: PinEvent, pin: int, user: str, *, message: str = "", **details: str) -> None:
         now_ns = self._clock.now_ns()
         self._audit(
             AuditEntry(event=event, user=user, pin=pin, at_ns=now_ns, message=message, details=details)
@@ -255,11 +262,11 @@ class PinBank:
 class _Objection(Exception):
     """A rule's refusal on its way to the audit log."""
 
-    def __init__(self, refusal: Refusal) -> None:
+    def __init__(self, refusal: PinRefusal) -> None:
         super().__init__(refusal.error.message)
         self.refusal = refusal
 
 
-def _object(refusal: Refusal | None) -> None:
+def _object(refusal: PinRefusal | None) -> None:
     if refusal is not None:
         raise _Objection(refusal)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fleetplane.domains.boards.agent.gpio.chip import Direction, Pull
+from fleetplane.domains.boards.agent.gpio.chip import LineDirection, LinePull
 from fleetplane.domains.boards.agent.pins.pins import Pins
-from fleetplane.domains.boards.agent.pins.rules import Operation, PinCaller
+from fleetplane.domains.boards.agent.pins.rules import PinCaller, PinOperation
 from fleetplane.domains.boards.agent.pins.states import PinState
 from fleetplane.domains.boards.agent.wire import pins as wire_gpio
 from fleetplane.domains.boards.agent.wire.pins import PinOrder
@@ -26,23 +26,23 @@ class PinOrders:
 
     async def carry_out(self, order: PinOrder, caller: PinCaller, *, may_claim: bool) -> pb.GPIOResponse:
         pin = order.pin
-        if order.operation is Operation.READ:
+        if order.operation is PinOperation.READ:
             return await self._read(order, caller, may_claim=may_claim)
         match order.operation:
-            case Operation.WRITE:
+            case PinOperation.WRITE:
                 response = await self._write(order, caller)
-            case Operation.CONFIGURE:
+            case PinOperation.CONFIGURE:
                 response = await self._configure(order, caller)
-            case Operation.PWM:
+            case PinOperation.PWM:
                 state = await self._wave(order, caller)
                 response = wire_gpio.of_state(state, f"waveform on pin {pin}")
-            case Operation.RELEASE:
+            case PinOperation.RELEASE:
                 await self._pins.release(pin, caller=caller)
                 now = timestamp(self._clock.now_ns())
                 response = pb.GPIOResponse(
                     success=True, message=f"released pin {pin}", pin=pin, timestamp=now
                 )
-            case Operation.LEASE:
+            case PinOperation.LEASE:
                 raise InvalidArgument("a lease is taken by what is done under it", field="action")
         self._only_read.discard(pin)
         return response
@@ -59,25 +59,25 @@ class PinOrders:
 
     async def _write(self, order: PinOrder, caller: PinCaller) -> pb.GPIOResponse:
         """Write a level. Direction output makes an output of the pin, as does a pin that was only read."""
-        if order.direction is Direction.OUTPUT or order.pin in self._only_read:
+        if order.direction is LineDirection.OUTPUT or order.pin in self._only_read:
             state = await self._pins.configure(
                 order.pin,
-                direction=Direction.OUTPUT,
-                pull=order.pull or Pull.NONE,
+                direction=LineDirection.OUTPUT,
+                pull=order.pull or LinePull.NONE,
                 level=order.level,
                 caller=caller,
             )
             return wire_gpio.of_state(state, f"wrote pin {order.pin}")
         reading = await self._pins.write(order.pin, order.level, caller=caller, claim=True)
-        return wire_gpio.of_reading(reading, f"wrote pin {order.pin}", direction=Direction.OUTPUT)
+        return wire_gpio.of_reading(reading, f"wrote pin {order.pin}", direction=LineDirection.OUTPUT)
 
     async def _configure(self, order: PinOrder, caller: PinCaller) -> pb.GPIOResponse:
-        direction = order.direction or Direction.INPUT
+        direction = order.direction or LineDirection.INPUT
         state = await self._pins.configure(
             order.pin,
             direction=direction,
-            pull=order.pull or Pull.NONE,
-            level=order.level if direction is Direction.OUTPUT else None,
+            pull=order.pull or LinePull.NONE,
+            level=order.level if direction is LineDirection.OUTPUT else None,
             caller=caller,
         )
         if order.frequency_hz:

@@ -12,15 +12,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, Self, TypeVar
 
-from fleetplane.domains.boards.agent.gpio.chip import ChipFactory, Direction, Pull
+from fleetplane.domains.boards.agent.gpio.chip import ChipFactory, LineDirection, LinePull
 from fleetplane.domains.boards.agent.gpio.errors import HardwareFault, HardwareOverloaded, HardwareSilent
 from fleetplane.domains.boards.agent.gpio.hardware_thread import HardwareThread
 from fleetplane.domains.boards.agent.gpio.sysfs_pwm import HardwarePwm
 from fleetplane.domains.boards.agent.gpio.waveforms import Waveforms
 from fleetplane.domains.boards.agent.pins.lines import PinLines
 from fleetplane.domains.boards.agent.pins.operations import PinBank
-from fleetplane.domains.boards.agent.pins.rules import Event, Operation, PinCaller, PinPolicy
-from fleetplane.domains.boards.agent.pins.states import Audit, AuditEntry, LeaseState, PinState, Reading
+from fleetplane.domains.boards.agent.pins.rules import PinCaller, PinEvent, PinOperation, PinPolicy
+from fleetplane.domains.boards.agent.pins.states import Audit, AuditEntry, LeaseState, PinState, SeenLevel
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError
 
@@ -85,50 +85,50 @@ class Pins:
         self,
         pin: int,
         *,
-        direction: Direction = Direction.INPUT,
-        pull: Pull = Pull.NONE,
+        direction: LineDirection = LineDirection.INPUT,
+        pull: LinePull = LinePull.NONE,
         level: int | None = None,
         caller: PinCaller,
     ) -> PinState:
         """Without a level an output goes on showing what the wire shows."""
         return await self._call(
             lambda: self._bank.configure(pin, direction=direction, pull=pull, level=level, caller=caller),
-            Operation.CONFIGURE,
+            PinOperation.CONFIGURE,
             pin,
             caller,
         )
 
-    async def read(self, pin: int, *, caller: PinCaller, claim: bool = False) -> Reading:
+    async def read(self, pin: int, *, caller: PinCaller, claim: bool = False) -> SeenLevel:
         """`claim`: a pin that is not configured becomes an input, instead of being refused."""
         return await self._call(
-            lambda: self._bank.read(pin, caller=caller, claim=claim), Operation.READ, pin, caller
+            lambda: self._bank.read(pin, caller=caller, claim=claim), PinOperation.READ, pin, caller
         )
 
-    async def write(self, pin: int, level: int, *, caller: PinCaller, claim: bool = False) -> Reading:
+    async def write(self, pin: int, level: int, *, caller: PinCaller, claim: bool = False) -> SeenLevel:
         """`claim`: a pin that is not configured becomes an output at this level, without a glitch."""
         return await self._call(
-            lambda: self._bank.write(pin, level, caller=caller, claim=claim), Operation.WRITE, pin, caller
+            lambda: self._bank.write(pin, level, caller=caller, claim=claim), PinOperation.WRITE, pin, caller
         )
 
     async def pwm(self, pin: int, *, frequency_hz: int, duty_percent: int, caller: PinCaller) -> PinState:
         return await self._call(
             lambda: self._bank.pwm(pin, frequency_hz=frequency_hz, duty_percent=duty_percent, caller=caller),
-            Operation.PWM,
+            PinOperation.PWM,
             pin,
             caller,
         )
 
     async def release(self, pin: int, *, caller: PinCaller) -> None:
-        await self._call(lambda: self._bank.release(pin, caller=caller), Operation.RELEASE, pin, caller)
+        await self._call(lambda: self._bank.release(pin, caller=caller), PinOperation.RELEASE, pin, caller)
 
     async def lease(self, pin: int, *, caller: PinCaller) -> LeaseState:
         """Take or extend `caller.lease_id` for `caller.lease_seconds`."""
-        return await self._call(lambda: self._bank.lease(pin, caller=caller), Operation.LEASE, pin, caller)
+        return await self._call(lambda: self._bank.lease(pin, caller=caller), PinOperation.LEASE, pin, caller)
 
     async def end_lease(self, pin: int, *, caller: PinCaller) -> None:
-        await self._call(lambda: self._bank.end_lease(pin, caller=caller), Operation.LEASE, pin, caller)
+        await self._call(lambda: self._bank.end_lease(pin, caller=caller), PinOperation.LEASE, pin, caller)
 
-    async def rehearse(self, operation: Operation, pin: int, *, caller: PinCaller) -> None:
+    async def rehearse(self, operation: PinOperation, pin: int, *, caller: PinCaller) -> None:
         """Raise as the operation would by policy or lease; touch no hardware."""
         await self._call(lambda: self._bank.rehearse(operation, pin, caller=caller), operation, pin, caller)
 
@@ -154,13 +154,13 @@ class Pins:
                 # Silent or overloaded: the lease stays run out, and is met again here.
                 await self._clock.sleep(RETRY_SECONDS)
 
-    async def _call(self, work: Callable[[], T], operation: Operation, pin: int, caller: PinCaller) -> T:
+    async def _call(self, work: Callable[[], T], operation: PinOperation, pin: int, caller: PinCaller) -> T:
         try:
             return await self._thread.call(self._bookkeeping(work))
         except (HardwareOverloaded, HardwareSilent) as error:
             self._tell(
                 AuditEntry(
-                    event=Event.OPERATION_DENIED,
+                    event=PinEvent.OPERATION_DENIED,
                     user=caller.user,
                     pin=pin,
                     at_ns=self._clock.now_ns(),

@@ -43,7 +43,7 @@ LEASE_ID_LIMIT: Final = 128
 DWELL_LIMIT_SECONDS: Final = 86_400.0
 
 
-class Operation(StrEnum):
+class PinOperation(StrEnum):
     READ = "read"
     WRITE = "write"
     CONFIGURE = "configure"
@@ -52,7 +52,7 @@ class Operation(StrEnum):
     LEASE = "lease"
 
 
-CHANGING: Final = frozenset(Operation) - {Operation.READ}
+CHANGING: Final = frozenset(PinOperation) - {PinOperation.READ}
 """What a lease keeps others from doing."""
 
 
@@ -65,7 +65,7 @@ class SafeState(StrEnum):
     KEEP = "keep"
 
 
-class Event(StrEnum):
+class PinEvent(StrEnum):
     """What the audit log calls things."""
 
     OPERATION_DENIED = "operation_denied"
@@ -96,12 +96,12 @@ class Event(StrEnum):
 
 
 FAILED: Final = {
-    Operation.READ: Event.READ_FAILED,
-    Operation.WRITE: Event.WRITE_FAILED,
-    Operation.CONFIGURE: Event.CONFIGURE_FAILED,
-    Operation.PWM: Event.PWM_FAILED,
-    Operation.RELEASE: Event.RELEASE_FAILED,
-    Operation.LEASE: Event.LEASE_CONFLICT,
+    PinOperation.READ: PinEvent.READ_FAILED,
+    PinOperation.WRITE: PinEvent.WRITE_FAILED,
+    PinOperation.CONFIGURE: PinEvent.CONFIGURE_FAILED,
+    PinOperation.PWM: PinEvent.PWM_FAILED,
+    PinOperation.RELEASE: PinEvent.RELEASE_FAILED,
+    PinOperation.LEASE: PinEvent.LEASE_CONFLICT,
 }
 
 
@@ -122,7 +122,7 @@ class PinRule:
 class PinPolicy:
     """Decided by the node's own configuration, never from afar."""
 
-    operations: frozenset[Operation] = frozenset(Operation)
+    operations: frozenset[PinOperation] = frozenset(PinOperation)
     unprotected: frozenset[int] = frozenset()
     """Protected pins that may be used all the same."""
     restricted: frozenset[int] = frozenset()
@@ -158,7 +158,7 @@ class PinCaller:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lease:
+class PinLease:
     id: str
     holder: str
     expires_at: float
@@ -166,45 +166,49 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
-    event: Event
+class PinRefusal:
+    event: PinEvent
     error: FleetplaneError
 
 
-def pin_refusal(policy: PinPolicy, operation: Operation, pin: int) -> Refusal | None:
+def pin_refusal(policy: PinPolicy, operation: PinOperation, pin: int) -> PinRefusal | None:
     """Whether this pin may be touched in this way at all."""
     if operation not in policy.operations:
-        return _denied(Event.OPERATION_DENIED, f"this node does not allow to {operation} pins", "operation")
+        return _denied(
+            PinEvent.OPERATION_DENIED, f"this node does not allow to {operation} pins", "operation"
+        )
     if pin in PROTECTED and pin not in policy.unprotected:
-        return _denied(Event.PROTECTED_DENIED, f"pin {pin} is protected: it {PROTECTED[pin]}", "protected")
+        return _denied(PinEvent.PROTECTED_DENIED, f"pin {pin} is protected: it {PROTECTED[pin]}", "protected")
     if pin in policy.restricted:
-        return _denied(Event.RESTRICTED, f"pin {pin} is restricted on this node", "restricted")
+        return _denied(PinEvent.RESTRICTED, f"pin {pin} is restricted on this node", "restricted")
     if policy.allowed is not None and pin not in policy.allowed:
-        return _denied(Event.NOT_ALLOWED, f"pin {pin} is not on this node's allow list", "not-allowed")
+        return _denied(PinEvent.NOT_ALLOWED, f"pin {pin} is not on this node's allow list", "not-allowed")
     if pin not in HEADER:
         return _out_of_range("pin", pin, HEADER, FAILED[operation])
     return None
 
 
-def waveform_refusal(frequency_hz: int, duty_percent: int) -> Refusal | None:
+def waveform_refusal(frequency_hz: int, duty_percent: int) -> PinRefusal | None:
     if frequency_hz not in FREQUENCY_HZ:
-        return _out_of_range("frequency", frequency_hz, FREQUENCY_HZ, Event.PWM_FAILED)
+        return _out_of_range("frequency", frequency_hz, FREQUENCY_HZ, PinEvent.PWM_FAILED)
     if duty_percent not in DUTY_PERCENT:
-        return _out_of_range("duty_cycle", duty_percent, DUTY_PERCENT, Event.PWM_FAILED)
+        return _out_of_range("duty_cycle", duty_percent, DUTY_PERCENT, PinEvent.PWM_FAILED)
     return None
 
 
-def order_refusal(newest: Fence | None, operation: Operation, pin: int, caller: PinCaller) -> Refusal | None:
+def order_refusal(
+    newest: Fence | None, operation: PinOperation, pin: int, caller: PinCaller
+) -> PinRefusal | None:
     """Of several servers, the order that was written down last counts, in whichever order they come."""
     if operation not in CHANGING or caller.fence is None or not caller.fence.is_older_than(newest):
         return None
     message = f"a newer order about pin {pin} was carried out before this one came"
-    return Refusal(event=Event.OLDER_ORDER, error=OlderOrder(message))
+    return PinRefusal(event=PinEvent.OLDER_ORDER, error=OlderOrder(message))
 
 
 def lease_refusal(
-    lease: Lease | None, operation: Operation, pin: int, caller: PinCaller, *, now: float
-) -> Refusal | None:
+    lease: PinLease | None, operation: PinOperation, pin: int, caller: PinCaller, *, now: float
+) -> PinRefusal | None:
     """One writer: while a lease lasts, only calls that name it change the pin."""
     if caller.lease_id and len(caller.lease_id) > LEASE_ID_LIMIT:
         error = InvalidArgument(
@@ -212,33 +216,33 @@ def lease_refusal(
             field="lease_id",
             details={"cause": "range"},
         )
-        return Refusal(event=FAILED[operation], error=error)
+        return PinRefusal(event=FAILED[operation], error=error)
     if not 0 < caller.lease_seconds <= LEASE_LIMIT_SECONDS:
         return _out_of_range("lease_seconds", caller.lease_seconds, None, FAILED[operation])
     if operation not in CHANGING or lease is None or lease.id == caller.lease_id or now >= lease.expires_at:
         return None
     left = lease.expires_at - now
     message = f"pin {pin} is leased by {lease.holder} for another {left:.1f} s"
-    return Refusal(event=Event.LEASE_CONFLICT, error=LeasedByAnother(message, holder=lease.holder))
+    return PinRefusal(event=PinEvent.LEASE_CONFLICT, error=LeasedByAnother(message, holder=lease.holder))
 
 
-def lease_after(lease: Lease | None, caller: PinCaller, *, now: float) -> Lease | None:
+def lease_after(lease: PinLease | None, caller: PinCaller, *, now: float) -> PinLease | None:
     """The lease once a change by `caller` went through. An extension never shortens."""
     if not caller.lease_id:
         return lease
     expires_at = now + caller.lease_seconds
     if lease is not None and lease.id == caller.lease_id:
         expires_at = max(expires_at, lease.expires_at)
-    return Lease(id=caller.lease_id, holder=caller.user, expires_at=expires_at)
+    return PinLease(id=caller.lease_id, holder=caller.user, expires_at=expires_at)
 
 
-def dwell_refusal(rule: PinRule, pin: int, *, changed_at: float | None, now: float) -> Refusal | None:
+def dwell_refusal(rule: PinRule, pin: int, *, changed_at: float | None, now: float) -> PinRefusal | None:
     """Whether the pin's last change is too recent for another."""
     if changed_at is None or now - changed_at >= rule.dwell_seconds:
         return None
     left = rule.dwell_seconds - (now - changed_at)
-    return Refusal(
-        event=Event.DWELL_DENIED,
+    return PinRefusal(
+        event=PinEvent.DWELL_DENIED,
         error=ResourceExhausted(
             f"pin {pin} changes at most once in {rule.dwell_seconds:g} s; try again in {left:.3f} s",
             retry_after_seconds=left,
@@ -247,21 +251,23 @@ def dwell_refusal(rule: PinRule, pin: int, *, changed_at: float | None, now: flo
     )
 
 
-def waveform_dwell_refusal(rule: PinRule, pin: int) -> Refusal | None:
+def waveform_dwell_refusal(rule: PinRule, pin: int) -> PinRefusal | None:
     """A waveform is nothing but changes, so a pin with a dwell time cannot carry one."""
     if rule.dwell_seconds <= 0:
         return None
     message = f"pin {pin} changes at most once in {rule.dwell_seconds:g} s, so it carries no waveform"
-    return Refusal(event=Event.DWELL_DENIED, error=FailedPrecondition(message, details={"cause": "dwell"}))
+    return PinRefusal(
+        event=PinEvent.DWELL_DENIED, error=FailedPrecondition(message, details={"cause": "dwell"})
+    )
 
 
-def _denied(event: Event, message: str, cause: str) -> Refusal:
-    return Refusal(event=event, error=PermissionDenied(message, details={"cause": cause}))
+def _denied(event: PinEvent, message: str, cause: str) -> PinRefusal:
+    return PinRefusal(event=event, error=PermissionDenied(message, details={"cause": cause}))
 
 
-def _out_of_range(name: str, value: float, span: range | None, event: Event) -> Refusal:
+def _out_of_range(name: str, value: float, span: range | None, event: PinEvent) -> PinRefusal:
     allowed = f"{span.start} to {span.stop - 1}" if span else f"more than 0, at most {LEASE_LIMIT_SECONDS:g}"
     error = InvalidArgument(
         f"{name} {value} is out of range: it is {allowed}", field=name, details={"cause": "range"}
     )
-    return Refusal(event=event, error=error)
+    return PinRefusal(event=event, error=error)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from fleetplane.domains.boards.agent.gpio.chip import Direction, Pull
+from fleetplane.domains.boards.agent.gpio.chip import LineDirection, LinePull
 from fleetplane.domains.boards.agent.gpio.waveforms import PwmState
-from fleetplane.domains.boards.agent.pins.rules import Event, SafeState
+from fleetplane.domains.boards.agent.pins.rules import PinEvent, SafeState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,8 +21,8 @@ class LeaseState:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PinState:
     pin: int
-    direction: Direction
-    pull: Pull
+    direction: LineDirection
+    pull: LinePull
     level: int | None
     """On the wire now; None when it could not be read."""
     updated_ns: int
@@ -34,7 +34,7 @@ class PinState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class SeenLevel:
     pin: int
     level: int
     at_ns: int
@@ -44,7 +44,7 @@ class Reading:
 class AuditEntry:
     """One outcome. Every call leaves at least one, refused or not."""
 
-    event: Event
+    event: PinEvent
     user: str
     pin: int
     at_ns: int

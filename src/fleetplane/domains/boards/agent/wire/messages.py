@@ -10,10 +10,10 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from fleetplane.domains.boards.agent.commands.commands import ProgramOutcome
-from fleetplane.domains.boards.agent.commands.rules import Asked
-from fleetplane.domains.boards.agent.health import Health
+from fleetplane.domains.boards.agent.commands.rules import ProgramRequest
+from fleetplane.domains.boards.agent.health import BoardHealth
 from fleetplane.domains.boards.agent.logs import entries as log_entries
-from fleetplane.domains.boards.agent.logs.entries import Entry, Query
+from fleetplane.domains.boards.agent.logs.entries import EntryQuery, LogEntry
 from fleetplane.gen.boards import boards_pb2 as pb
 from fleetplane.kernel.errors import InvalidArgument
 from fleetplane.kernel.values.timestamps import timestamp
@@ -22,12 +22,12 @@ MOMENT_LIMIT_SECONDS: Final = 253_402_300_800
 """The year 10000, where a Timestamp ends."""
 
 
-def asked(request: pb.CommandRequest) -> Asked:
+def asked(request: pb.CommandRequest) -> ProgramRequest:
     if request.timeout_seconds < 0:
         raise InvalidArgument("timeout_seconds is negative", field="timeout_seconds")
     if request.max_output_bytes < 0:
         raise InvalidArgument("max_output_bytes is negative", field="max_output_bytes")
-    return Asked(
+    return ProgramRequest(
         command=request.command,
         arguments=tuple(request.args),
         profile=request.profile,
@@ -74,7 +74,7 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def log_query(request: pb.LogFilter) -> Query:
+def log_query(request: pb.LogFilter) -> EntryQuery:
     return log_entries.query(
         min_level=request.min_level,
         units=tuple(request.units),
@@ -96,7 +96,7 @@ def _moment_ns(field: str, said: Timestamp) -> int:
     return said.seconds * 1_000_000_000 + said.nanos
 
 
-def log_entry(entry: Entry) -> pb.LogEntry:
+def log_entry(entry: LogEntry) -> pb.LogEntry:
     return pb.LogEntry(
         timestamp=timestamp(entry.at_ns),
         level=pb.LogEntry.LogLevel.Name(entry.level),
@@ -112,7 +112,7 @@ def log_entry(entry: Entry) -> pb.LogEntry:
 
 
 def health_status(
-    health: Health,
+    health: BoardHealth,
     *,
     now_ns: int,
     version: str,
@@ -133,7 +133,7 @@ def health_status(
     )
 
 
-def health_checks(health: Health, *, now_ns: int) -> list[pb.HealthCheckResult]:
+def health_checks(health: BoardHealth, *, now_ns: int) -> list[pb.HealthCheckResult]:
     return [
         pb.HealthCheckResult(
             name=check.name, status=check.status, message=check.message, timestamp=timestamp(now_ns)

@@ -6,41 +6,41 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from fleetplane.domains.boards.agent.gpio.chip import HIGH, LOW, Direction, Pull
-from fleetplane.domains.boards.agent.pins.rules import Operation
-from fleetplane.domains.boards.agent.pins.states import PinState, Reading
+from fleetplane.domains.boards.agent.gpio.chip import HIGH, LOW, LineDirection, LinePull
+from fleetplane.domains.boards.agent.pins.rules import PinOperation
+from fleetplane.domains.boards.agent.pins.states import PinState, SeenLevel
 from fleetplane.gen.boards import boards_pb2 as pb
 from fleetplane.gen.pi_agent import pi_agent_pb2 as pi
 from fleetplane.kernel.errors import InvalidArgument
 from fleetplane.kernel.values.timestamps import timestamp
 
-_DIRECTIONS: Final[Mapping[int, Direction | None]] = {
+_DIRECTIONS: Final[Mapping[int, LineDirection | None]] = {
     pi.AGENT_GPIO_DIRECTION_UNSPECIFIED: None,
-    pi.AGENT_GPIO_DIRECTION_INPUT: Direction.INPUT,
-    pi.AGENT_GPIO_DIRECTION_OUTPUT: Direction.OUTPUT,
+    pi.AGENT_GPIO_DIRECTION_INPUT: LineDirection.INPUT,
+    pi.AGENT_GPIO_DIRECTION_OUTPUT: LineDirection.OUTPUT,
 }
-_PULLS: Final[Mapping[int, Pull | None]] = {
+_PULLS: Final[Mapping[int, LinePull | None]] = {
     pi.AGENT_GPIO_PULL_MODE_UNSPECIFIED: None,
-    pi.AGENT_GPIO_PULL_MODE_NONE: Pull.NONE,
-    pi.AGENT_GPIO_PULL_MODE_UP: Pull.UP,
-    pi.AGENT_GPIO_PULL_MODE_DOWN: Pull.DOWN,
+    pi.AGENT_GPIO_PULL_MODE_NONE: LinePull.NONE,
+    pi.AGENT_GPIO_PULL_MODE_UP: LinePull.UP,
+    pi.AGENT_GPIO_PULL_MODE_DOWN: LinePull.DOWN,
 }
-_ACTIONS: Final[Mapping[int, Operation]] = {
-    pb.GPIORequest.UNSPECIFIED: Operation.WRITE,
-    pb.GPIORequest.WRITE: Operation.WRITE,
-    pb.GPIORequest.READ: Operation.READ,
-    pb.GPIORequest.CONFIGURE: Operation.CONFIGURE,
-    pb.GPIORequest.PWM: Operation.PWM,
-    pb.GPIORequest.RELEASE: Operation.RELEASE,
+_ACTIONS: Final[Mapping[int, PinOperation]] = {
+    pb.GPIORequest.UNSPECIFIED: PinOperation.WRITE,
+    pb.GPIORequest.WRITE: PinOperation.WRITE,
+    pb.GPIORequest.READ: PinOperation.READ,
+    pb.GPIORequest.CONFIGURE: PinOperation.CONFIGURE,
+    pb.GPIORequest.PWM: PinOperation.PWM,
+    pb.GPIORequest.RELEASE: PinOperation.RELEASE,
 }
 DIRECTIONS_OUT: Final = {
-    Direction.INPUT: pi.AGENT_GPIO_DIRECTION_INPUT,
-    Direction.OUTPUT: pi.AGENT_GPIO_DIRECTION_OUTPUT,
+    LineDirection.INPUT: pi.AGENT_GPIO_DIRECTION_INPUT,
+    LineDirection.OUTPUT: pi.AGENT_GPIO_DIRECTION_OUTPUT,
 }
 PULLS_OUT: Final = {
-    Pull.NONE: pi.AGENT_GPIO_PULL_MODE_NONE,
-    Pull.UP: pi.AGENT_GPIO_PULL_MODE_UP,
-    Pull.DOWN: pi.AGENT_GPIO_PULL_MODE_DOWN,
+    LinePull.NONE: pi.AGENT_GPIO_PULL_MODE_NONE,
+    LinePull.UP: pi.AGENT_GPIO_PULL_MODE_UP,
+    LinePull.DOWN: pi.AGENT_GPIO_PULL_MODE_DOWN,
 }
 
 
@@ -48,11 +48,11 @@ PULLS_OUT: Final = {
 class PinOrder:
     """One request about a pin."""
 
-    operation: Operation
+    operation: PinOperation
     pin: int
     level: int = LOW
-    direction: Direction | None = None
-    pull: Pull | None = None
+    direction: LineDirection | None = None
+    pull: LinePull | None = None
     frequency_hz: int = 0
     duty_percent: int = 0
 
@@ -73,21 +73,21 @@ def order(request: pb.GPIORequest) -> PinOrder:
         frequency_hz=request.pwm_frequency,
         duty_percent=request.pwm_duty_cycle,
     )
-    if operation is Operation.WRITE:
-        if made.direction is Direction.INPUT:
+    if operation is PinOperation.WRITE:
+        if made.direction is LineDirection.INPUT:
             raise InvalidArgument("an input cannot be written", field="direction")
         if made.pull is not None and made.direction is None:
             raise InvalidArgument("pull_mode is for a pin whose direction is given", field="pull_mode")
     return made
 
 
-def direction(value: int) -> Direction | None:
+def direction(value: int) -> LineDirection | None:
     if value not in _DIRECTIONS:
         raise InvalidArgument(f"direction {value} is not known", field="direction")
     return _DIRECTIONS[value]
 
 
-def pull(value: int) -> Pull | None:
+def pull(value: int) -> LinePull | None:
     if value not in _PULLS:
         raise InvalidArgument(f"pull_mode {value} is not known", field="pull_mode")
     return _PULLS[value]
@@ -110,7 +110,9 @@ def of_state(state: PinState, message: str) -> pb.GPIOResponse:
     return response
 
 
-def of_reading(reading: Reading, message: str, *, direction: Direction | None = None) -> pb.GPIOResponse:
+def of_reading(
+    reading: SeenLevel, message: str, *, direction: LineDirection | None = None
+) -> pb.GPIOResponse:
     return pb.GPIOResponse(
         success=True,
         message=message,

@@ -14,11 +14,11 @@ from fleetplane.domains.boards.wire import message_json
 V = TypeVar("V")
 
 
-class Shape(msgspec.Struct, frozen=True, kw_only=True):
+class BoardShape(msgspec.Struct, frozen=True, kw_only=True):
     """Part of an answer. Field order is the order on the wire."""
 
 
-S = TypeVar("S", bound=Shape)
+S = TypeVar("S", bound=BoardShape)
 
 
 def spelled_as(message: ProtoMessage, shape: type[S], **further: object) -> S:
@@ -26,13 +26,13 @@ def spelled_as(message: ProtoMessage, shape: type[S], **further: object) -> S:
     return msgspec.convert({**message_json.plain(message), **further}, shape)
 
 
-class Data(Shape, Generic[V], frozen=True, kw_only=True):
+class Data(BoardShape, Generic[V], frozen=True, kw_only=True):
     """One thing, in its wrapping."""
 
     data: V
 
 
-class Rows(Shape, Generic[V], frozen=True, kw_only=True):
+class Rows(BoardShape, Generic[V], frozen=True, kw_only=True):
     """One page of rows, with what a reader needs to ask for the next."""
 
     data: Sequence[V]
@@ -42,11 +42,11 @@ class Rows(Shape, Generic[V], frozen=True, kw_only=True):
     offset: int
 
 
-class Message(Shape, frozen=True, kw_only=True):
+class Message(BoardShape, frozen=True, kw_only=True):
     message: str
 
 
-class BoardError(Shape, frozen=True, kw_only=True):
+class BoardError(BoardShape, frozen=True, kw_only=True):
     """Every refusal. Where boards are provisioned, `error` is the message and `code` names its kind."""
 
     error: str

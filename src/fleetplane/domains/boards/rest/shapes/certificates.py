@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from msgspec import field
 
-from fleetplane.domains.boards.rest.shapes.base import Shape
+from fleetplane.domains.boards.rest.shapes.base import BoardShape
 
 
-class ShownAuthority(Shape, frozen=True, kw_only=True):
+class ShownAuthority(BoardShape, frozen=True, kw_only=True):
     id: int
     name: str
     type: str
@@ -25,20 +25,20 @@ class ShownAuthority(Shape, frozen=True, kw_only=True):
     updated_at: str | None
 
 
-class InitializedAuthority(Shape, frozen=True, kw_only=True):
+class InitializedAuthority(BoardShape, frozen=True, kw_only=True):
     success: bool
     message: str
     ca_info: ShownAuthority | None
 
 
-class AuthorityCertificate(Shape, frozen=True, kw_only=True):
+class AuthorityCertificate(BoardShape, frozen=True, kw_only=True):
     certificate_pem: str
     serial_number: str
     not_before: str | None
     not_after: str | None
 
 
-class CertificateCounts(Shape, frozen=True, kw_only=True):
+class CertificateCounts(BoardShape, frozen=True, kw_only=True):
     total_certificates: int
     active_certificates: int
     expired_certificates: int
@@ -48,13 +48,13 @@ class CertificateCounts(Shape, frozen=True, kw_only=True):
     ca_info: ShownAuthority | None
 
 
-class CleanedCertificates(Shape, frozen=True, kw_only=True):
+class CleanedCertificates(BoardShape, frozen=True, kw_only=True):
     success: bool
     cleaned_count: int
     message: str
 
 
-class CertificateFields(Shape, frozen=True, kw_only=True):
+class CertificateFields(BoardShape, frozen=True, kw_only=True):
     id: int
     serial_number: str
     common_name: str
@@ -83,7 +83,7 @@ class ShownCertificate(CertificateFields, frozen=True, kw_only=True):
     certificate_pem: str
 
 
-class CertificateRows(Shape, frozen=True, kw_only=True):
+class CertificateRows(BoardShape, frozen=True, kw_only=True):
     """Certificates that were issued."""
 
     data: Sequence[ShownCertificate] = field(name="certificates")
@@ -93,12 +93,12 @@ class CertificateRows(Shape, frozen=True, kw_only=True):
     offset: int
 
 
-class RevokedCertificate(Shape, frozen=True, kw_only=True):
+class RevokedCertificate(BoardShape, frozen=True, kw_only=True):
     message: str
     certificate: ShownCertificate
 
 
-class CheckedCertificate(Shape, frozen=True, kw_only=True):
+class CheckedCertificate(BoardShape, frozen=True, kw_only=True):
     valid: bool
     expired: bool
     revoked: bool
@@ -110,7 +110,7 @@ class CheckedCertificate(Shape, frozen=True, kw_only=True):
     errors: Sequence[str]
 
 
-class ShownRequest(Shape, frozen=True, kw_only=True):
+class ShownRequest(BoardShape, frozen=True, kw_only=True):
     id: int
     common_name: str
     type: str
@@ -134,7 +134,7 @@ class DecidedRequest(ShownRequest, frozen=True, kw_only=True):
     certificate: ShownCertificate | None
 
 
-class RequestRows(Shape, frozen=True, kw_only=True):
+class RequestRows(BoardShape, frozen=True, kw_only=True):
     """Requests for certificates."""
 
     data: Sequence[ShownRequest] = field(name="requests")

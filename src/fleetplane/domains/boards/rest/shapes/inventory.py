@@ -13,11 +13,11 @@ from fleetplane.domains.boards.kinds import (
     ClusterState,
     TokenPurpose,
 )
-from fleetplane.domains.boards.rest.shapes.base import Data, Rows, Shape
+from fleetplane.domains.boards.rest.shapes.base import BoardShape, Data, Rows
 from fleetplane.domains.boards.rest.shapes.pins import ShownPin
 
 
-class ShownAgent(Shape, frozen=True, kw_only=True):
+class ShownAgent(BoardShape, frozen=True, kw_only=True):
     version: str
     address: str
     port: int
@@ -27,7 +27,7 @@ class ShownAgent(Shape, frozen=True, kw_only=True):
     certificate_expires_at: str | None
 
 
-class ShownCondition(Shape, frozen=True, kw_only=True):
+class ShownCondition(BoardShape, frozen=True, kw_only=True):
     type: str
     status: str
     reason: str
@@ -35,7 +35,7 @@ class ShownCondition(Shape, frozen=True, kw_only=True):
     since: str | None
 
 
-class ShownNode(Shape, frozen=True, kw_only=True):
+class ShownNode(BoardShape, frozen=True, kw_only=True):
     id: int
     name: str
     ip_address: str
@@ -75,7 +75,7 @@ class AdoptedNode(Data[ShownNode], frozen=True, kw_only=True):
     message: str
 
 
-class ShownCluster(Shape, frozen=True, kw_only=True):
+class ShownCluster(BoardShape, frozen=True, kw_only=True):
     id: int
     name: str
     description: str
@@ -88,7 +88,7 @@ class ShownCluster(Shape, frozen=True, kw_only=True):
     nodes: Sequence[ShownNode] | UnsetType = UNSET
 
 
-class ClusterRows(Shape, frozen=True, kw_only=True):
+class ClusterRows(BoardShape, frozen=True, kw_only=True):
     """Clusters."""
 
     data: Sequence[ShownCluster] = field(name="clusters")
@@ -98,13 +98,13 @@ class ClusterRows(Shape, frozen=True, kw_only=True):
     offset: int
 
 
-class ClusterNodes(Shape, frozen=True, kw_only=True):
+class ClusterNodes(BoardShape, frozen=True, kw_only=True):
     nodes: Sequence[ShownNode]
     count: int
     cluster_id: int
 
 
-class ShownJoinToken(Shape, frozen=True, kw_only=True):
+class ShownJoinToken(BoardShape, frozen=True, kw_only=True):
     id: str
     state: str
     """`good`, `used` or `expired`."""
@@ -120,7 +120,7 @@ class ShownJoinToken(Shape, frozen=True, kw_only=True):
     used_by: str | None
 
 
-class IssuedJoinToken(Shape, frozen=True, kw_only=True):
+class IssuedJoinToken(BoardShape, frozen=True, kw_only=True):
     """With its text, which is shown once."""
 
     token: str
@@ -142,7 +142,7 @@ class JoinTokenRows(Rows[ShownJoinToken], frozen=True, kw_only=True):
     """Tokens with which boards join, newest first."""
 
 
-class ShownApproval(Shape, frozen=True, kw_only=True):
+class ShownApproval(BoardShape, frozen=True, kw_only=True):
     id: str
     node_id: int
     name: str

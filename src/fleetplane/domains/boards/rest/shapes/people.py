@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from msgspec import UNSET, UnsetType, field
 
-from fleetplane.domains.boards.rest.shapes.base import Shape
+from fleetplane.domains.boards.rest.shapes.base import BoardShape
 
 # Users.
 
 
-class ShownUser(Shape, frozen=True, kw_only=True):
+class ShownUser(BoardShape, frozen=True, kw_only=True):
     id: int
     username: str
     email: str
@@ -23,7 +23,7 @@ class ShownUser(Shape, frozen=True, kw_only=True):
     created_at: str
 
 
-class UserRows(Shape, frozen=True, kw_only=True):
+class UserRows(BoardShape, frozen=True, kw_only=True):
     """Users."""
 
     data: Sequence[ShownUser] = field(name="users")
@@ -33,12 +33,12 @@ class UserRows(Shape, frozen=True, kw_only=True):
     offset: int
 
 
-class MadeUser(Shape, frozen=True, kw_only=True):
+class MadeUser(BoardShape, frozen=True, kw_only=True):
     message: str
     user: ShownUser
 
 
-class Profile(Shape, frozen=True, kw_only=True):
+class Profile(BoardShape, frozen=True, kw_only=True):
     """A user; or an operator of the server, who has no `id` and any number of `roles`."""
 
     id: int | None
@@ -53,7 +53,7 @@ class Profile(Shape, frozen=True, kw_only=True):
     created_at: str | UnsetType = UNSET
 
 
-class AccessToken(Shape, frozen=True, kw_only=True):
+class AccessToken(BoardShape, frozen=True, kw_only=True):
     access_token: str
     token_type: str
     expires_in: int
@@ -67,23 +67,23 @@ class OpenedLogin(AccessToken, frozen=True, kw_only=True):
 # The server.
 
 
-class ServerHealth(Shape, frozen=True, kw_only=True):
+class ServerHealth(BoardShape, frozen=True, kw_only=True):
     status: str
     timestamp: str
     uptime: str
 
 
-class ServedBy(Shape, frozen=True, kw_only=True):
+class ServedBy(BoardShape, frozen=True, kw_only=True):
     database: str
 
 
-class ServerReadiness(Shape, frozen=True, kw_only=True):
+class ServerReadiness(BoardShape, frozen=True, kw_only=True):
     status: str
     timestamp: str
     services: ServedBy
 
 
-class ServerMemory(Shape, frozen=True, kw_only=True):
+class ServerMemory(BoardShape, frozen=True, kw_only=True):
     alloc: int
     total_alloc: int
     sys: int
@@ -94,13 +94,13 @@ class ServerMemory(Shape, frozen=True, kw_only=True):
     heap_objects: int
 
 
-class ServerCollections(Shape, frozen=True, kw_only=True):
+class ServerCollections(BoardShape, frozen=True, kw_only=True):
     num_gc: int
     pause_total: int
     last_gc: None
 
 
-class ServerInfo(Shape, frozen=True, kw_only=True):
+class ServerInfo(BoardShape, frozen=True, kw_only=True):
     go_version: str
     go_os: str
     go_arch: str
@@ -112,7 +112,7 @@ class ServerInfo(Shape, frozen=True, kw_only=True):
     uptime: str
 
 
-class ServerMetrics(Shape, frozen=True, kw_only=True):
+class ServerMetrics(BoardShape, frozen=True, kw_only=True):
     uptime_seconds: float
     goroutines_count: int
     memory_alloc: int
@@ -122,19 +122,19 @@ class ServerMetrics(Shape, frozen=True, kw_only=True):
     timestamp: int
 
 
-class ServiceCheck(Shape, frozen=True, kw_only=True):
+class ServiceCheck(BoardShape, frozen=True, kw_only=True):
     name: str
     status: str
     message: str
 
 
-class ShownService(Shape, frozen=True, kw_only=True):
+class ShownService(BoardShape, frozen=True, kw_only=True):
     service: str
     reported_by: str
     checks: Sequence[ServiceCheck]
     timestamp: str
 
 
-class ServiceList(Shape, frozen=True, kw_only=True):
+class ServiceList(BoardShape, frozen=True, kw_only=True):
     services: Sequence[ShownService]
     count: int

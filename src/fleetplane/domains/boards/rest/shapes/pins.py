@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fleetplane.domains.boards.pins.kinds import DeviceState, DeviceType, Direction, GpioConfig, Pull
-from fleetplane.domains.boards.rest.shapes.base import Data, Rows, Shape
+from fleetplane.domains.boards.rest.shapes.base import BoardShape, Data, Rows
 from fleetplane.web.rest.values import Number
 
 
-class ShownPin(Shape, frozen=True, kw_only=True):
+class ShownPin(BoardShape, frozen=True, kw_only=True):
     id: int
     name: str
     description: str
@@ -41,13 +41,13 @@ class PinData(Data[ShownPin], frozen=True, kw_only=True):
     """One pin."""
 
 
-class NodePins(Shape, frozen=True, kw_only=True):
+class NodePins(BoardShape, frozen=True, kw_only=True):
     gpio_devices: Sequence[ShownPin]
     count: int
     node_id: int
 
 
-class PinLevel(Shape, frozen=True, kw_only=True):
+class PinLevel(BoardShape, frozen=True, kw_only=True):
     device_id: int
     node_id: int
     pin: int
@@ -55,19 +55,19 @@ class PinLevel(Shape, frozen=True, kw_only=True):
     timestamp: str
 
 
-class PinReading(Shape, frozen=True, kw_only=True):
+class PinReading(BoardShape, frozen=True, kw_only=True):
     device_id: int
     value: Number
     timestamp: str
 
 
-class PinReadings(Shape, frozen=True, kw_only=True):
+class PinReadings(BoardShape, frozen=True, kw_only=True):
     readings: Sequence[PinReading]
     count: int
     device_id: int
 
 
-class PinReservation(Shape, frozen=True, kw_only=True):
+class PinReservation(BoardShape, frozen=True, kw_only=True):
     pin_id: int
     node_id: int
     pin_number: int
@@ -76,17 +76,17 @@ class PinReservation(Shape, frozen=True, kw_only=True):
     expires_at: str | None
 
 
-class PinReservations(Shape, frozen=True, kw_only=True):
+class PinReservations(BoardShape, frozen=True, kw_only=True):
     reservations: Sequence[PinReservation]
     count: int
 
 
-class EndedReservations(Shape, frozen=True, kw_only=True):
+class EndedReservations(BoardShape, frozen=True, kw_only=True):
     message: str
     cleaned_count: int
 
 
-class ReservedPin(Shape, frozen=True, kw_only=True):
+class ReservedPin(BoardShape, frozen=True, kw_only=True):
     message: str
     gpio_id: int
     client_id: str
@@ -94,7 +94,7 @@ class ReservedPin(Shape, frozen=True, kw_only=True):
     expires_at: str | None
 
 
-class ReleasedPin(Shape, frozen=True, kw_only=True):
+class ReleasedPin(BoardShape, frozen=True, kw_only=True):
     message: str
     gpio_id: int
     client_id: str

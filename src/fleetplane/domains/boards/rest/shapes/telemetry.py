@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from msgspec import UNSET, UnsetType
 
-from fleetplane.domains.boards.rest.shapes.base import Data, Shape
+from fleetplane.domains.boards.rest.shapes.base import BoardShape, Data
 from fleetplane.web.rest.values import Number
 
 
-class CpuReading(Shape, frozen=True, kw_only=True):
+class CpuReading(BoardShape, frozen=True, kw_only=True):
     usage_percent: Number
     per_core_usage: Sequence[Number]
     user_percent: Number
@@ -19,7 +19,7 @@ class CpuReading(Shape, frozen=True, kw_only=True):
     iowait_percent: Number
 
 
-class MemoryReading(Shape, frozen=True, kw_only=True):
+class MemoryReading(BoardShape, frozen=True, kw_only=True):
     total_bytes: int
     available_bytes: int
     used_bytes: int
@@ -32,7 +32,7 @@ class MemoryReading(Shape, frozen=True, kw_only=True):
     swap_usage_percent: Number
 
 
-class DiskReading(Shape, frozen=True, kw_only=True):
+class DiskReading(BoardShape, frozen=True, kw_only=True):
     device: str
     mountpoint: str
     filesystem: str
@@ -46,7 +46,7 @@ class DiskReading(Shape, frozen=True, kw_only=True):
     inodes_usage_percent: Number
 
 
-class NetworkReading(Shape, frozen=True, kw_only=True):
+class NetworkReading(BoardShape, frozen=True, kw_only=True):
     interface: str
     bytes_sent: int
     bytes_recv: int
@@ -58,24 +58,24 @@ class NetworkReading(Shape, frozen=True, kw_only=True):
     drop_out: int
 
 
-class ThermalZone(Shape, frozen=True, kw_only=True):
+class ThermalZone(BoardShape, frozen=True, kw_only=True):
     name: str
     temperature_celsius: Number
     critical_temp: Number
     status: str
 
 
-class ThermalReading(Shape, frozen=True, kw_only=True):
+class ThermalReading(BoardShape, frozen=True, kw_only=True):
     zones: Sequence[ThermalZone]
 
 
-class LoadReading(Shape, frozen=True, kw_only=True):
+class LoadReading(BoardShape, frozen=True, kw_only=True):
     load1: Number
     load5: Number
     load15: Number
 
 
-class ProcessReading(Shape, frozen=True, kw_only=True):
+class ProcessReading(BoardShape, frozen=True, kw_only=True):
     total: int
     running: int
     sleeping: int
@@ -83,7 +83,7 @@ class ProcessReading(Shape, frozen=True, kw_only=True):
     zombie: int
 
 
-class PowerReading(Shape, frozen=True, kw_only=True):
+class PowerReading(BoardShape, frozen=True, kw_only=True):
     """What the firmware says of power and heat: now, and since boot."""
 
     under_voltage_now: bool
@@ -97,7 +97,7 @@ class PowerReading(Shape, frozen=True, kw_only=True):
     raw: int
 
 
-class MeasuredGroups(Shape, frozen=True, kw_only=True):
+class MeasuredGroups(BoardShape, frozen=True, kw_only=True):
     """What every agent measures; a group that was not measured is null."""
 
     cpu: CpuReading | None
@@ -141,14 +141,14 @@ class OriginalData(Data[OriginalReading], frozen=True, kw_only=True):
     """What a board with an agent of the first generation measures this moment."""
 
 
-class CheckResult(Shape, frozen=True, kw_only=True):
+class CheckResult(BoardShape, frozen=True, kw_only=True):
     name: str
     status: str
     message: str
     timestamp: str | None
 
 
-class AgentHealth(Shape, frozen=True, kw_only=True):
+class AgentHealth(BoardShape, frozen=True, kw_only=True):
     status: str
     timestamp: str | None
     version: str
@@ -166,12 +166,12 @@ class AgentHealthData(Data[AgentHealth], frozen=True, kw_only=True):
 # Over time.
 
 
-class LatestValue(Shape, frozen=True, kw_only=True):
+class LatestValue(BoardShape, frozen=True, kw_only=True):
     value: Number
     timestamp: str
 
 
-class LatestValues(Shape, frozen=True, kw_only=True):
+class LatestValues(BoardShape, frozen=True, kw_only=True):
     """By series; one that was not measured lately is absent."""
 
     cpu_usage: LatestValue | UnsetType = UNSET
@@ -180,7 +180,7 @@ class LatestValues(Shape, frozen=True, kw_only=True):
     disk_usage: LatestValue | UnsetType = UNSET
 
 
-class SeriesPoint(Shape, frozen=True, kw_only=True):
+class SeriesPoint(BoardShape, frozen=True, kw_only=True):
     timestamp: str
     average: float
     min: float
@@ -188,7 +188,7 @@ class SeriesPoint(Shape, frozen=True, kw_only=True):
     count: int
 
 
-class NodeMetrics(Shape, frozen=True, kw_only=True):
+class NodeMetrics(BoardShape, frozen=True, kw_only=True):
     """`data` if no series was asked for, else the rest."""
 
     node_id: int
@@ -199,7 +199,7 @@ class NodeMetrics(Shape, frozen=True, kw_only=True):
     count: int | UnsetType = UNSET
 
 
-class NodeLatest(Shape, frozen=True, kw_only=True):
+class NodeLatest(BoardShape, frozen=True, kw_only=True):
     """The latest values of one board."""
 
     node_id: int
@@ -209,7 +209,7 @@ class NodeLatest(Shape, frozen=True, kw_only=True):
     disk_usage: LatestValue | UnsetType = UNSET
 
 
-class FleetMetrics(Shape, frozen=True, kw_only=True):
+class FleetMetrics(BoardShape, frozen=True, kw_only=True):
     data: Sequence[NodeLatest]
     series: Sequence[str]
     total: int

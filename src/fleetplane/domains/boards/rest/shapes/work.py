@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from msgspec import UNSET, UnsetType
 
 from fleetplane.domains.boards.ports import ProvisioningAction, ProvisioningState
-from fleetplane.domains.boards.rest.shapes.base import Data, Rows, Shape
+from fleetplane.domains.boards.rest.shapes.base import BoardShape, Data, Rows
 
 # Programs.
 
 
-class ShownOutcome(Shape, frozen=True, kw_only=True):
+class ShownOutcome(BoardShape, frozen=True, kw_only=True):
     """What a program came to on one board; without the fields of its end if it never ran."""
 
     command_id: str | UnsetType = UNSET
@@ -33,13 +33,13 @@ class ShownOutcome(Shape, frozen=True, kw_only=True):
     reason: str | UnsetType = UNSET
 
 
-class IssuedCommand(Shape, frozen=True, kw_only=True):
+class IssuedCommand(BoardShape, frozen=True, kw_only=True):
     command_id: str
     node_ids: Sequence[int]
     count: int
 
 
-class ShownCommand(Shape, frozen=True, kw_only=True):
+class ShownCommand(BoardShape, frozen=True, kw_only=True):
     id: str
     command: str
     args: Sequence[str]
@@ -70,7 +70,7 @@ class CommandDetailData(Data[CommandDetail], frozen=True, kw_only=True):
 # Provisioning.
 
 
-class ShownStep(Shape, frozen=True, kw_only=True):
+class ShownStep(BoardShape, frozen=True, kw_only=True):
     node_id: int
     name: str
     state: ProvisioningState
@@ -79,7 +79,7 @@ class ShownStep(Shape, frozen=True, kw_only=True):
     finished_at: str | None
 
 
-class OrderAnswer(Shape, frozen=True, kw_only=True):
+class OrderAnswer(BoardShape, frozen=True, kw_only=True):
     success: bool
     """That it was accepted, or is what was asked for; not that it has ended."""
     message: str
@@ -90,7 +90,7 @@ class OrderAnswer(Shape, frozen=True, kw_only=True):
     steps: Sequence[ShownStep]
 
 
-class ShownOperation(Shape, frozen=True, kw_only=True):
+class ShownOperation(BoardShape, frozen=True, kw_only=True):
     id: str
     action: ProvisioningAction
     state: ProvisioningState
@@ -116,11 +116,11 @@ class OperationData(Data[ShownOperation], frozen=True, kw_only=True):
 # What provisioning keeps sealed.
 
 
-class CredentialName(Shape, frozen=True, kw_only=True):
+class CredentialName(BoardShape, frozen=True, kw_only=True):
     name: str
 
 
-class CredentialNames(Shape, frozen=True, kw_only=True):
+class CredentialNames(BoardShape, frozen=True, kw_only=True):
     credentials: Sequence[CredentialName]
     count: int
 
@@ -129,9 +129,9 @@ class KeptCredential(CredentialName, frozen=True, kw_only=True):
     message: str
 
 
-class ClusterToken(Shape, frozen=True, kw_only=True):
+class ClusterToken(BoardShape, frozen=True, kw_only=True):
     cluster_token: str
 
 
-class Kubeconfig(Shape, frozen=True, kw_only=True):
+class Kubeconfig(BoardShape, frozen=True, kw_only=True):
     kubeconfig: str

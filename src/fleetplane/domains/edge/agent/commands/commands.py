@@ -15,19 +15,19 @@ from typing import Final, Protocol
 import structlog
 
 from fleetplane.domains.edge.agent import events
-from fleetplane.domains.edge.agent.commands.journal import Journal, Record
-from fleetplane.domains.edge.agent.commands.judge import Job, Judge, Refused
-from fleetplane.domains.edge.agent.commands.policy import RateLimiter
+from fleetplane.domains.edge.agent.commands.journal import CommandJournal, JournalRecord
+from fleetplane.domains.edge.agent.commands.judge import Judge, PermittedJob, RefusedCommand
+from fleetplane.domains.edge.agent.commands.policy import CapabilityLimiter
 from fleetplane.domains.edge.agent.tools.command import TERM_SECONDS
 from fleetplane.domains.edge.agent.tools.contract import (
-    Call,
-    Channel,
+    CommandOutcomeReport,
     ErrorKind,
-    Outcome,
+    PermittedCall,
     ProgramLimits,
     ProgramPrivileges,
-    State,
+    ProgramStream,
     ToolFailed,
+    ToolState,
 )
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
 from fleetplane.kernel.clock import Clock
@@ -61,7 +61,7 @@ class _Held:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class CommandSurroundings:
     """What commands find on this machine."""
 
     environment: Mapping[str, str]
@@ -72,11 +72,11 @@ class Surroundings:
 
 
 @dataclass(slots=True, kw_only=True)
-class Work:
+class CommandWork:
     judge: Callable[[], Judge]
     """By what is in force now."""
-    surroundings: Callable[[], Surroundings]
-    journal: Journal
+    surroundings: Callable[[], CommandSurroundings]
+    journal: CommandJournal
     outlet: Outlet
     clock: Clock
     log: structlog.typing.FilteringBoundLogger
@@ -86,7 +86,7 @@ class Work:
     _active: int = 0
     _disk: asyncio.Lock = field(default_factory=asyncio.Lock)
     """The journal has one user at a time."""
-    _limiter: RateLimiter = field(default_factory=RateLimiter)
+    _limiter: CapabilityLimiter = field(default_factory=CapabilityLimiter)
     _tasks: asyncio.TaskGroup | None = None
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -146,7 +146,9 @@ class Work:
             self.outlet.result(command_id, _answer_of(record))
         else:
             words = "there is no such command on this machine"
-            self._answer(command_id[:ID_LIMIT], Outcome(state=State.CANCELLED, message=words))
+            self._answer(
+                command_id[:ID_LIMIT], CommandOutcomeReport(state=ToolState.CANCELLED, message=words)
+            )
 
     def look_again(self) -> None:
         """What commands find here has changed: more of those that wait may run now."""
@@ -178,13 +180,13 @@ class Work:
         try:
             job = await asyncio.to_thread(judge.judge, call)
             if why := self._limiter.admit_all(job.context, job.permits, now=self.clock.monotonic()):
-                raise Refused(ErrorKind.POLICY_VIOLATION, why)
+                raise RefusedCommand(ErrorKind.POLICY_VIOLATION, why)
             try:
                 await self._do(job, held)
             finally:
                 for permit in job.permits:
                     self._limiter.leave(job.context, permit)
-        except Refused as error:
+        except RefusedCommand as error:
             self.log.warning(
                 "command_refused",
                 command=command_id,
@@ -201,11 +203,11 @@ class Work:
         if not self._held:
             self._idle.set()
         if held.reason is not None and not held.answered:
-            self._answer(command_id, Outcome(state=State.CANCELLED, message=held.reason))
+            self._answer(command_id, CommandOutcomeReport(state=ToolState.CANCELLED, message=held.reason))
         elif held.asked_again and (record := self.journal.find(command_id)) is not None:
             self.outlet.result(command_id, _answer_of(record))
 
-    async def _do(self, job: Job, held: _Held) -> None:
+    async def _do(self, job: PermittedJob, held: _Held) -> None:
         began = self.clock.monotonic()
         await self._turn()
         try:
@@ -215,7 +217,7 @@ class Work:
             if held.reason is None or task is None:
                 raise  # the daemon goes; the journal knows what was begun
             task.uncancel()
-            outcome = Outcome(state=State.CANCELLED, message=held.reason)
+            outcome = CommandOutcomeReport(state=ToolState.CANCELLED, message=held.reason)
         finally:
             self._active -= 1
             self._turns.set()
@@ -230,7 +232,7 @@ class Work:
             await self._turns.wait()
         self._active += 1
 
-    async def _run(self, job: Job, held: _Held) -> Outcome:
+    async def _run(self, job: PermittedJob, held: _Held) -> CommandOutcomeReport:
         try:
             await self._write(lambda: self.journal.begun(job.command_id, now=self.clock.now_ns() / 1e9))
         except OSError as error:
@@ -240,26 +242,28 @@ class Work:
             async with asyncio.timeout(job.seconds) as deadline:
                 return await job.tool.run(self._call(job, held))
         except ToolFailed as error:
-            return Outcome(
-                state=State.ERROR, kind=error.kind, message=error.message, exit_code=error.exit_code
+            return CommandOutcomeReport(
+                state=ToolState.ERROR, kind=error.kind, message=error.message, exit_code=error.exit_code
             )
         except Exception as error:
             if deadline.expired():
-                return Outcome(state=State.TIMED_OUT, message=f"no end within {job.seconds:g} s")
+                return CommandOutcomeReport(
+                    state=ToolState.TIMED_OUT, message=f"no end within {job.seconds:g} s"
+                )
             # A tool may be anyone's code: the command fails, the daemon does not.
             self.log.exception("tool_failed", command=job.command_id, tool=job.tool.name)
             return events.refusal(ErrorKind.INTERNAL, f"{job.tool.name} failed: {error!r}")
 
-    def _call(self, job: Job, held: _Held) -> Call:
+    def _call(self, job: PermittedJob, held: _Held) -> PermittedCall:
         here = self.surroundings()
         sizes = (permit.capability.max_response_size for permit in job.permits)
         limit = min([here.output_limit_bytes, *(size for size in sizes if size is not None)])
 
-        async def emit(channel: Channel, data: bytes) -> None:
+        async def emit(channel: ProgramStream, data: bytes) -> None:
             held.sequence += 1
             await self.outlet.progress(job.command_id, events.output_chunk(channel, data, held.sequence))
 
-        return Call(
+        return PermittedCall(
             arguments=job.arguments,
             paths=job.paths,
             environment=here.environment,
@@ -269,7 +273,7 @@ class Work:
             privileges=here.privileges,
         )
 
-    async def _end(self, job: Job, outcome: Outcome) -> None:
+    async def _end(self, job: PermittedJob, outcome: CommandOutcomeReport) -> None:
         result = events.encode_result(outcome, deadline_seconds=job.seconds)
         try:
             now = self.clock.now_ns() / 1e9
@@ -290,11 +294,11 @@ class Work:
         async with self._disk:
             await in_thread(write)
 
-    def _answer(self, command_id: str, outcome: Outcome) -> None:
+    def _answer(self, command_id: str, outcome: CommandOutcomeReport) -> None:
         self.outlet.result(command_id, events.encode_result(outcome))
 
 
-def _answer_of(record: Record) -> bytes:
+def _answer_of(record: JournalRecord) -> bytes:
     """The answer to a command that was repeated."""
     if record.result:
         return record.result

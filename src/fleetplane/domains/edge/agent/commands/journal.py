@@ -30,7 +30,7 @@ FILE_LIMIT_BYTES: Final = 64 * 1024 * 1024
 KEEP_SECONDS: Final = 7 * 24 * 3600.0
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class JournalRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     id: str
     at: float
     """Seconds since the Unix epoch."""
@@ -39,12 +39,12 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     delivered: bool = False
 
 
-class Journal:
+class CommandJournal:
     """`open`, `begun` and `ended` block on the disk, and have one user at a time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._records: OrderedDict[str, Record] = OrderedDict()
+        self._records: OrderedDict[str, JournalRecord] = OrderedDict()
         self._descriptor = -1
         self._held_bytes = 0
         self._file_bytes = 0
@@ -63,7 +63,7 @@ class Journal:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def find(self, command_id: str) -> Record | None:
+    def find(self, command_id: str) -> JournalRecord | None:
         return self._records.get(command_id)
 
     @property
@@ -71,16 +71,16 @@ class Journal:
         """The command begun last."""
         return next(reversed(self._records), "")
 
-    def undelivered(self) -> list[Record]:
+    def undelivered(self) -> list[JournalRecord]:
         return [
             record for record in self._records.values() if record.result is not None and not record.delivered
         ]
 
     def begun(self, command_id: str, *, now: float) -> None:
-        self._append(Record(id=command_id, at=now))
+        self._append(JournalRecord(id=command_id, at=now))
 
     def ended(self, command_id: str, result: bytes, *, now: float) -> None:
-        self._append(Record(id=command_id, at=now, result=result))
+        self._append(JournalRecord(id=command_id, at=now, result=result))
 
     def delivered(self, command_id: str) -> None:
         """The server has it. Not worth waiting for the disk: sending it once more does no harm."""
@@ -89,7 +89,7 @@ class Journal:
             if record is not None and not record.delivered:
                 self._remember(msgspec.structs.replace(record, delivered=True))
 
-    def _append(self, record: Record) -> None:
+    def _append(self, record: JournalRecord) -> None:
         line = msgspec.json.encode(record) + b"\n"
         if self._file_bytes + len(line) > FILE_LIMIT_BYTES:
             self._rewrite()
@@ -103,7 +103,7 @@ class Journal:
         with self._memory:
             self._remember(record)
 
-    def _remember(self, record: Record) -> None:
+    def _remember(self, record: JournalRecord) -> None:
         before = self._records.get(record.id)
         self._held_bytes += len(record.result or b"") - len((before.result if before else None) or b"")
         self._records[record.id] = record
@@ -129,7 +129,7 @@ class Journal:
             return
         for line in lines:
             try:
-                record = msgspec.json.decode(line, type=Record)
+                record = msgspec.json.decode(line, type=JournalRecord)
             except msgspec.DecodeError:
                 continue
             if now - record.at < KEEP_SECONDS:

@@ -16,7 +16,7 @@ from google.protobuf import json_format
 from fleetplane.domains.edge.agent import server_proof as proof
 from fleetplane.domains.edge.agent.commands import policy
 from fleetplane.domains.edge.agent.commands.policy import Permit, SecurityContext
-from fleetplane.domains.edge.agent.config.document import NodeConfig
+from fleetplane.domains.edge.agent.config.document import DaemonConfig
 from fleetplane.domains.edge.agent.tools.contract import BadArguments, Claims, ErrorKind, Tool
 from fleetplane.domains.edge.wire.protobuf_types import mapping_of, seconds_of
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
@@ -26,7 +26,7 @@ LONGEST_SECONDS: Final = 24 * 3600.0
 _KNOWN_ELSEWHERE: Final = ("fs.", "web.", "aegis.schema.")
 
 
-class Refused(Exception):
+class RefusedCommand(Exception):
     def __init__(self, kind: ErrorKind, message: str) -> None:
         super().__init__(message)
         self.kind = kind
@@ -34,7 +34,7 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class PermittedJob:
     command_id: str
     tool: Tool
     context: str
@@ -50,9 +50,9 @@ class Job:
 class Judge:
     """What calls are judged by. Blocking: paths are followed to where they lead."""
 
-    config: NodeConfig
+    config: DaemonConfig
     """What is in force: the owner's, narrowed by what was pushed."""
-    owner: NodeConfig
+    owner: DaemonConfig
     """The ceiling."""
     tools: Mapping[str, Tool]
     tenant: str
@@ -62,13 +62,13 @@ class Judge:
     """A path lies within one of each."""
     protected: tuple[Path, ...]
 
-    def judge(self, call: pb.InvokeTool) -> Job:
+    def judge(self, call: pb.InvokeTool) -> PermittedJob:
         """Raises Refused."""
         complaint = proof.call_complaint(
             call, tenant=self.tenant, server_key=self.server_key, tolerate_unsigned=self.tolerate_unsigned
         )
         if complaint:
-            raise Refused(ErrorKind.ENVELOPE_INVALID, complaint)
+            raise RefusedCommand(ErrorKind.ENVELOPE_INVALID, complaint)
         contexts = self._contexts(call.security_context_name)
         self._permits(contexts, call.tool_name, Claims(), {})
         tool = self._tool(call.tool_name)
@@ -81,7 +81,7 @@ class Judge:
         deadline = seconds_of(call.deadline) if call.HasField("deadline") else 0.0
         if deadline > 0:
             limits.append(deadline)
-        return Job(
+        return PermittedJob(
             command_id=call.command_id,
             tool=tool,
             context=call.security_context_name,
@@ -98,7 +98,7 @@ class Judge:
             found.append((policy.PUSHED, self.config.context(name)))
         known = [(layer, context) for layer, context in found if context is not None]
         if len(known) < len(found):
-            raise Refused(
+            raise RefusedCommand(
                 ErrorKind.SECURITY_CONTEXT_NOT_FOUND, f"this machine has no security context {name[:80]!r}"
             )
         return known
@@ -118,13 +118,13 @@ class Judge:
         entries = {entry for capability in context.capabilities for entry in capability.path_allowlist or ()}
         decision = policy.decide(
             context,
-            policy.Request(tool=tool, claims=claims, paths=paths),
+            policy.PolicyRequest(tool=tool, claims=claims, paths=paths),
             roots={entry: _followed(entry) for entry in entries} if paths else {},
             protected=self.protected,
             layer=layer,
         )
         if not isinstance(decision, Permit):
-            raise Refused(ErrorKind.POLICY_VIOLATION, decision.reason)
+            raise RefusedCommand(ErrorKind.POLICY_VIOLATION, decision.reason)
         return decision
 
     def _tool(self, name: str) -> Tool:
@@ -132,7 +132,7 @@ class Judge:
         if tool is None:
             elsewhere = name.startswith(_KNOWN_ELSEWHERE)
             kind = ErrorKind.TOOL_NOT_LOCALLY_SUPPORTED if elsewhere else ErrorKind.TOOL_NOT_FOUND
-            raise Refused(kind, f"there is no tool {name[:80]!r} on this machine")
+            raise RefusedCommand(kind, f"there is no tool {name[:80]!r} on this machine")
         return tool
 
     def _within_mounts(self, paths: Mapping[str, Path]) -> None:
@@ -140,7 +140,7 @@ class Judge:
             roots = [_followed(entry) for entry in within]
             for path in paths.values():
                 if not any(path.is_relative_to(root) for root in roots):
-                    raise Refused(
+                    raise RefusedCommand(
                         ErrorKind.POLICY_VIOLATION, f"{path} is outside of this machine's mount points"
                     )
 
@@ -149,17 +149,17 @@ def _arguments(call: pb.InvokeTool) -> Mapping[str, object]:
     try:
         return mapping_of(call.args)
     except json_format.Error as error:
-        raise Refused(ErrorKind.INVALID_ARGUMENTS, f"args: {error}") from error
+        raise RefusedCommand(ErrorKind.INVALID_ARGUMENTS, f"args: {error}") from error
 
 
 def _claims(tool: Tool, arguments: Mapping[str, object]) -> Claims:
     try:
         return tool.claims(arguments)
     except BadArguments as error:
-        raise Refused(ErrorKind.INVALID_ARGUMENTS, error.message) from error
+        raise RefusedCommand(ErrorKind.INVALID_ARGUMENTS, error.message) from error
     except Exception as error:
         # A tool may be anyone's code: the command is refused, the daemon goes on.
-        raise Refused(ErrorKind.INTERNAL, f"{tool.name} cannot judge the call: {error!r}") from error
+        raise RefusedCommand(ErrorKind.INTERNAL, f"{tool.name} cannot judge the call: {error!r}") from error
 
 
 def _followed(written: str) -> Path:
@@ -167,4 +167,6 @@ def _followed(written: str) -> Path:
     try:
         return Path(written).expanduser().resolve()
     except (OSError, RuntimeError, ValueError) as error:
-        raise Refused(ErrorKind.POLICY_VIOLATION, f"{written[:200]!r} leads nowhere: {error}") from error
+        raise RefusedCommand(
+            ErrorKind.POLICY_VIOLATION, f"{written[:200]!r} leads nowhere: {error}"
+        ) from error

@@ -19,12 +19,12 @@ from fleetplane.domains.edge.agent.tools.contract import Claims
 from fleetplane.node import variables
 
 
-class RateLimit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CapabilityRate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     calls: int
     per_seconds: int
 
 
-class Capability(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PolicyCapability(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tool_pattern: str
     """`*`, `fs.*` or `fs.read`."""
     path_allowlist: tuple[str, ...] | None = None
@@ -37,14 +37,14 @@ class Capability(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     domain_allowlist: tuple[str, ...] | None = None
     max_response_size: int | None = None
     """Bytes of output that are sent on."""
-    rate_limit: RateLimit | None = None
+    rate_limit: CapabilityRate | None = None
     max_concurrent: int | None = None
 
 
 class SecurityContext(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str
     description: str = ""
-    capabilities: tuple[Capability, ...] = ()
+    capabilities: tuple[PolicyCapability, ...] = ()
     deny_list: tuple[str, ...] = ()
     metadata: dict[str, object] | None = None
     """Kept for others; means nothing here."""
@@ -56,7 +56,7 @@ OWNER, PUSHED = "owner", "pushed"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Permit:
-    capability: Capability
+    capability: PolicyCapability
     index: int
     """Which of the context's capabilities it is."""
     layer: str = OWNER
@@ -64,12 +64,12 @@ class Permit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
+class PolicyRefusal:
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class PolicyRequest:
     tool: str
     claims: Claims
     paths: Mapping[str, Path]
@@ -78,19 +78,19 @@ class Request:
 
 def decide(
     context: SecurityContext,
-    request: Request,
+    request: PolicyRequest,
     *,
     roots: Mapping[str, Path],
     protected: Sequence[Path] = (),
     layer: str = OWNER,
-) -> Permit | Refusal:
+) -> Permit | PolicyRefusal:
     """`roots`: the entries of path lists as they are written, and where each leads."""
     for pattern in context.deny_list:
         if matches(pattern, request.tool):
-            return Refusal(reason=f"{request.tool} is denied by {pattern!r}")
+            return PolicyRefusal(reason=f"{request.tool} is denied by {pattern!r}")
     for path in request.paths.values():
         if any(path.is_relative_to(place) for place in protected):
-            return Refusal(reason=f"{path} belongs to the daemon")
+            return PolicyRefusal(reason=f"{path} belongs to the daemon")
     reasons = []
     for index, capability in enumerate(context.capabilities):
         if not matches(capability.tool_pattern, request.tool):
@@ -99,7 +99,7 @@ def decide(
             reasons.append(why)
         else:
             return Permit(capability=capability, index=index, layer=layer)
-    return Refusal(
+    return PolicyRefusal(
         reason="; ".join(dict.fromkeys(reasons))
         or f"{request.tool} is not among what {context.name!r} allows"
     )
@@ -113,7 +113,7 @@ def matches(pattern: str, tool: str) -> bool:
     return tool == pattern
 
 
-def _complaint(capability: Capability, request: Request, roots: Mapping[str, Path]) -> str:
+def _complaint(capability: PolicyCapability, request: PolicyRequest, roots: Mapping[str, Path]) -> str:
     claims = request.claims
     if (allowed := capability.path_allowlist) is not None:
         for path in request.paths.values():
@@ -128,7 +128,7 @@ def _complaint(capability: Capability, request: Request, roots: Mapping[str, Pat
     return ""
 
 
-def _program_complaint(capability: Capability, claims: Claims, command: str) -> str:
+def _program_complaint(capability: PolicyCapability, claims: Claims, command: str) -> str:
     commands, subcommands = capability.command_allowlist, capability.subcommand_allowlist
     if commands is not None and command not in commands:
         return f"{command} is not among the allowed commands"
@@ -149,7 +149,7 @@ def _within_domain(domain: str, entry: str) -> bool:
     return domain == entry or domain.endswith("." + entry)
 
 
-class RateLimiter:
+class CapabilityLimiter:
     """Counts a capability's calls; of those with a limit only."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
-from fleetplane.domains.edge.agent.commands.journal import Journal
+from fleetplane.domains.edge.agent.commands.journal import CommandJournal
 from fleetplane.kernel.clock import Clock
 from fleetplane.node.outbox import Outbox
 
@@ -23,7 +23,9 @@ class Carrier(Protocol):
 
 
 class ResultOutbox(Outbox[str, bytes]):
-    def __init__(self, journal: Journal, clock: Clock, *, settled_seconds: float = SETTLED_SECONDS) -> None:
+    def __init__(
+        self, journal: CommandJournal, clock: Clock, *, settled_seconds: float = SETTLED_SECONDS
+    ) -> None:
         super().__init__(limit=WAITING_LIMIT)
         self._journal = journal
         self._clock = clock

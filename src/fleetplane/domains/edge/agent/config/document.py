@@ -41,20 +41,20 @@ class ServerProof(StrEnum):
     """Commands may come without proof, as from servers that give none; a wrong one still ends the stream."""
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class DaemonPart(msgspec.Struct, frozen=True, kw_only=True):
     pass
 
 
-class Tls(Part, frozen=True):
+class Tls(DaemonPart, frozen=True):
     enabled: bool = True
 
 
-class Controller(Part, frozen=True):
+class Controller(DaemonPart, frozen=True):
     endpoint: str = ""
     tls: Tls | None = None
 
 
-class CapabilitySettings(Part, frozen=True):
+class CapabilitySettings(DaemonPart, frozen=True):
     """What is not given is looked up on the machine."""
 
     os: str | None = None
@@ -64,7 +64,7 @@ class CapabilitySettings(Part, frozen=True):
     custom_labels: dict[str, str] = {}
 
 
-class Limits(Part, frozen=True):
+class Limits(DaemonPart, frozen=True):
     """Resource limits of one program and everything it starts; 0 means none."""
 
     processes: int = 1024
@@ -75,7 +75,7 @@ class Limits(Part, frozen=True):
     """Of a file that it writes."""
 
 
-class Programs(Part, frozen=True):
+class Programs(DaemonPart, frozen=True):
     """What programs may do; the safe choice by default."""
 
     run_as: str = ""
@@ -86,7 +86,7 @@ class Programs(Part, frozen=True):
     """Processes that make a session of their own may outlive the command that started them."""
 
 
-class EdgeSection(Part, frozen=True):
+class EdgeSection(DaemonPart, frozen=True):
     tenant_id: str = ""
     enrollment_token_path: str = ""
     node_security_token_path: str = ""
@@ -106,7 +106,7 @@ class EdgeSection(Part, frozen=True):
     programs: Programs = Programs()
 
 
-class ClusterSection(Part, frozen=True):
+class ClusterSection(DaemonPart, frozen=True):
     edge: EdgeSection | None = None
     controller: Controller = Controller()
     enabled: bool = True
@@ -116,22 +116,22 @@ class ClusterSection(Part, frozen=True):
     cluster_grpc_port: int = DEFAULT_GRPC_PORT
 
 
-class NodeSection(Part, frozen=True):
+class DaemonNodeSection(DaemonPart, frozen=True):
     id: str = ""
     type: str = "edge"
 
 
-class Spec(Part, frozen=True):
-    node: NodeSection = NodeSection()
+class DaemonSpec(DaemonPart, frozen=True):
+    node: DaemonNodeSection = DaemonNodeSection()
     cluster: ClusterSection = ClusterSection()
     security_contexts: tuple[SecurityContext, ...] = ()
 
 
-class NodeConfig(Part, frozen=True):
+class DaemonConfig(DaemonPart, frozen=True):
     api_version: str = msgspec.field(default=API_VERSION, name="apiVersion")
     kind: str = KIND
     metadata: dict[str, object] = {}
-    spec: Spec = Spec()
+    spec: DaemonSpec = DaemonSpec()
 
     @property
     def edge(self) -> EdgeSection:
@@ -211,23 +211,23 @@ def merge(*layers: Mapping[str, object]) -> Document:
     return merged
 
 
-def decode(document: Mapping[str, object], source: str) -> NodeConfig:
+def decode(document: Mapping[str, object], source: str) -> DaemonConfig:
     """The configuration that a merged document describes, or which key is wrong and why."""
     try:
-        config = msgspec.convert(document, NodeConfig)
+        config = msgspec.convert(document, DaemonConfig)
     except msgspec.ValidationError as error:
         raise SettingsError(f"{source}: {by_key(error)}") from error
     return checked(config, source)
 
 
-def checked(config: NodeConfig, source: str) -> NodeConfig:
+def checked(config: DaemonConfig, source: str) -> DaemonConfig:
     """The configuration, if nothing is wrong with it; else which key is, and why."""
     for key, why in _problems(config):
         raise SettingsError(f"{source}: {key}: {why}", field=key)
     return config
 
 
-def _problems(config: NodeConfig) -> Iterator[tuple[str, str]]:
+def _problems(config: DaemonConfig) -> Iterator[tuple[str, str]]:
     cluster, edge = config.spec.cluster, config.edge
     if config.kind != KIND:
         yield "kind", f"is {config.kind!r} and not {KIND!r}"

@@ -19,7 +19,7 @@ import structlog
 
 from fleetplane.domains.edge.agent.config import document as configs
 from fleetplane.domains.edge.agent.config import pushed_config
-from fleetplane.domains.edge.agent.config.document import Document, NodeConfig
+from fleetplane.domains.edge.agent.config.document import DaemonConfig, Document
 from fleetplane.domains.edge.agent.identity.state_folder import StateFolder
 from fleetplane.kernel.errors import SettingsError
 
@@ -35,7 +35,7 @@ class Pushed(msgspec.Struct, frozen=True, kw_only=True):
 NOTHING_PUSHED: Final = Pushed(version="", document={})
 
 
-class Configuration:
+class DaemonConfiguration:
     """Blocking where it reads or writes; the value itself is read at will."""
 
     def __init__(
@@ -48,9 +48,9 @@ class Configuration:
         self._pushed = NOTHING_PUSHED
         self._changing = threading.Lock()
         """Of the owner's layers and the server's, neither is replaced while the other is joined to it."""
-        self.owner = NodeConfig()
+        self.owner = DaemonConfig()
         """The configuration of the layers on this machine alone."""
-        self.current = NodeConfig()
+        self.current = DaemonConfig()
         """The owner's, as far as what was pushed leaves it."""
 
     def __repr__(self) -> str:
@@ -88,7 +88,7 @@ class Configuration:
             self._folder.write(self._folder.pushed, msgspec.json.encode(pushed))
             self._pushed, self.current = pushed, found
 
-    def _with(self, local: Document, decoded: NodeConfig, pushed: Pushed) -> NodeConfig:
+    def _with(self, local: Document, decoded: DaemonConfig, pushed: Pushed) -> DaemonConfig:
         if not pushed.document:
             return decoded
         pushed_config.check_pushed(pushed.document, local, pinned_contexts=decoded.edge.pin_security_contexts)

@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from fleetplane.domains.edge.agent.commands.policy import SecurityContext
-from fleetplane.domains.edge.agent.config.document import NodeConfig, Part, by_key, checked, merge
+from fleetplane.domains.edge.agent.config.document import DaemonConfig, DaemonPart, by_key, checked, merge
 from fleetplane.kernel.errors import SettingsError
 
 OWN_PATHS: Final = (
@@ -35,7 +35,7 @@ OWN_PATHS: Final = (
 CONTEXTS_PATH: Final = ("spec", "security_contexts")
 
 
-class PushedCapabilities(Part, frozen=True):
+class PushedCapabilities(DaemonPart, frozen=True):
     os: str | None = None
     arch: str | None = None
     local_tools: tuple[str, ...] | None = None
@@ -43,7 +43,7 @@ class PushedCapabilities(Part, frozen=True):
     custom_labels: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-class PushedEdge(Part, frozen=True):
+class PushedEdge(DaemonPart, frozen=True):
     stream_reconnect_backoff_secs: tuple[float, ...] | None = None
     capabilities: PushedCapabilities = PushedCapabilities()
     max_concurrent_commands: int | None = None
@@ -51,23 +51,23 @@ class PushedEdge(Part, frozen=True):
     rotate_key_every_secs: float | None = None
 
 
-class PushedCluster(Part, frozen=True):
+class PushedCluster(DaemonPart, frozen=True):
     edge: PushedEdge = PushedEdge()
     heartbeat_interval_secs: float | None = None
 
 
-class PushedSpec(Part, frozen=True):
+class PushedSpec(DaemonPart, frozen=True):
     cluster: PushedCluster = PushedCluster()
     security_contexts: tuple[SecurityContext, ...] | None = None
 
 
-class PushedConfig(Part, frozen=True):
+class PushedConfig(DaemonPart, frozen=True):
     """All that a server may say; whatever else it says is not read."""
 
     spec: PushedSpec = PushedSpec()
 
 
-def narrowed(owner: NodeConfig, document: Mapping[str, object], source: str) -> NodeConfig:
+def narrowed(owner: DaemonConfig, document: Mapping[str, object], source: str) -> DaemonConfig:
     """The owner's configuration as far as a pushed one leaves it.
 
     Contexts of the result are the pushed ones, if there are any: whoever judges by them judges by the

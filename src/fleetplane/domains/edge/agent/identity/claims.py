@@ -21,7 +21,7 @@ class BadToken(InvalidArgument):
     hint = "ask for a new one where this one was issued"
 
 
-class EnrollmentClaims(msgspec.Struct, frozen=True, kw_only=True):
+class DaemonEnrollmentClaims(msgspec.Struct, frozen=True, kw_only=True):
     tid: str
     cep: str
     """Where to enrol, and where to connect afterwards."""
@@ -35,7 +35,7 @@ class EnrollmentClaims(msgspec.Struct, frozen=True, kw_only=True):
     """The node that the token is for; empty: a new one."""
 
 
-class NodeClaims(msgspec.Struct, frozen=True, kw_only=True):
+class DaemonClaims(msgspec.Struct, frozen=True, kw_only=True):
     sub: str
     tid: str = ""
     exp: float | None = None
@@ -43,22 +43,22 @@ class NodeClaims(msgspec.Struct, frozen=True, kw_only=True):
     jti: str = ""
 
 
-T = TypeVar("T", EnrollmentClaims, NodeClaims)
+T = TypeVar("T", DaemonEnrollmentClaims, DaemonClaims)
 
 
-def enrollment(token: str) -> EnrollmentClaims:
-    claims = _converted(token, EnrollmentClaims)
+def enrollment(token: str) -> DaemonEnrollmentClaims:
+    claims = _converted(token, DaemonEnrollmentClaims)
     for name in ("tid", "cep"):
         if not getattr(claims, name).strip():
             raise BadToken(f"the enrollment token lacks the claim {name!r}")
     return claims
 
 
-def node(token: str) -> NodeClaims:
-    return _converted(token, NodeClaims)
+def node(token: str) -> DaemonClaims:
+    return _converted(token, DaemonClaims)
 
 
-def server_key(claims: EnrollmentClaims) -> bytes:
+def server_key(claims: DaemonEnrollmentClaims) -> bytes:
     """The server's key, or nothing if the token does not name it."""
     if not claims.spk:
         return b""

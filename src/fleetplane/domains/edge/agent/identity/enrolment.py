@@ -23,7 +23,7 @@ from fleetplane.domains.edge.agent import endpoint as link
 from fleetplane.domains.edge.agent.config import document as config
 from fleetplane.domains.edge.agent.config import template
 from fleetplane.domains.edge.agent.identity import claims
-from fleetplane.domains.edge.agent.identity.claims import EnrollmentClaims
+from fleetplane.domains.edge.agent.identity.claims import DaemonEnrollmentClaims
 from fleetplane.domains.edge.agent.identity.state_folder import StateFolder, new_key, public_bytes
 from fleetplane.domains.edge.wire import envelope
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
@@ -46,7 +46,7 @@ class Existing(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class EnrolmentRequest:
     token: str
     existing: Existing = Existing.REFUSE
     minimal: bool = False
@@ -54,10 +54,10 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class EnrolmentPlan:
     """What enrolling will do here; made without writing anything or asking anyone."""
 
-    said: EnrollmentClaims
+    said: DaemonEnrollmentClaims
     server_key: bytes
     node_id: str
     new_key: bool
@@ -83,7 +83,7 @@ class EnrolmentRefused(Unauthenticated):
     hint = "a token enrols one machine, once, and within minutes; ask for a new one"
 
 
-def plan(folder: StateFolder, request: Request, *, now: float) -> Plan:
+def plan(folder: StateFolder, request: EnrolmentRequest, *, now: float) -> EnrolmentPlan:
     """Blocking; reads only. Raises what keeps this machine from being enrolled."""
     said = claims.enrollment(request.token)
     if said.exp is not None and now > said.exp + LEEWAY_SECONDS:
@@ -116,7 +116,7 @@ def plan(folder: StateFolder, request: Request, *, now: float) -> Plan:
             minimal=request.minimal,
         )
     completed = _completed(document, node_id, said)
-    return Plan(
+    return EnrolmentPlan(
         said=said,
         server_key=claims.server_key(said),
         node_id=node_id,
@@ -136,7 +136,7 @@ def _node_id(document: config.Document) -> str:
         return ""
 
 
-def _check_endpoint(folder: StateFolder, document: config.Document, said: EnrollmentClaims) -> None:
+def _check_endpoint(folder: StateFolder, document: config.Document, said: DaemonEnrollmentClaims) -> None:
     if not document:
         return
     kept = config.decode(
@@ -150,7 +150,7 @@ def _check_endpoint(folder: StateFolder, document: config.Document, said: Enroll
 
 
 def _completed(
-    document: config.Document, node_id: str, said: EnrollmentClaims, *, over: bool = True
+    document: config.Document, node_id: str, said: DaemonEnrollmentClaims, *, over: bool = True
 ) -> config.Document:
     """The document with what enrolling settles, above or below what it says itself."""
     settled: config.Document = {
@@ -169,7 +169,7 @@ class Enroller:
     """By the endpoint that the token names."""
     clock: Clock
 
-    async def enrol(self, request: Request) -> Plan:
+    async def enrol(self, request: EnrolmentRequest) -> EnrolmentPlan:
         """Carry the plan out; every step is on disk before the next, so that it can be begun again."""
         made = await in_thread(lambda: plan(self.folder, request, now=self.clock.now_ns() / 1e9))
         if made.already:
@@ -179,7 +179,7 @@ class Enroller:
         await in_thread(lambda: self._finish(token, server_key))
         return made
 
-    def _prepare(self, request: Request, made: Plan) -> Ed25519PrivateKey:
+    def _prepare(self, request: EnrolmentRequest, made: EnrolmentPlan) -> Ed25519PrivateKey:
         folder = self.folder
         folder.make()
         with folder.alone():  # a running daemon's key is not replaced under it
@@ -193,7 +193,9 @@ class Enroller:
                 folder.store_document(text)
         return key
 
-    async def _handshake(self, request: Request, made: Plan, key: Ed25519PrivateKey) -> tuple[str, bytes]:
+    async def _handshake(
+        self, request: EnrolmentRequest, made: EnrolmentPlan, key: Ed25519PrivateKey
+    ) -> tuple[str, bytes]:
         async with self.connect(made.said.cep) as channel:
             stub = cluster_pb2_grpc.NodeClusterServiceStub(channel)
             try:
@@ -231,7 +233,7 @@ class Enroller:
 
 
 def _challenged(
-    request: Request, made: Plan, key: Ed25519PrivateKey, attested: pb.AttestNodeResponse
+    request: EnrolmentRequest, made: EnrolmentPlan, key: Ed25519PrivateKey, attested: pb.AttestNodeResponse
 ) -> bytes:
     """What to sign. Never what a server chose: a nonce is shorter than anything else that is signed."""
     if len(attested.challenge_nonce) != envelope.NONCE_BYTES:

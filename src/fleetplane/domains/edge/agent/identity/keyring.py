@@ -11,7 +11,7 @@ from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fleetplane.domains.edge.agent.config.document import NodeConfig
+from fleetplane.domains.edge.agent.config.document import DaemonConfig
 from fleetplane.domains.edge.agent.identity import claims
 from fleetplane.domains.edge.agent.identity.state_folder import StateFolder
 from fleetplane.kernel.errors import FailedPrecondition
@@ -22,7 +22,7 @@ MARGIN_SHARE: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
+class DaemonIdentity:
     node_id: str
     tenant: str
     key: Ed25519PrivateKey = field(repr=False)
@@ -46,7 +46,7 @@ class Identity:
         return said.exp - margin
 
 
-def load(folder: StateFolder, config: NodeConfig) -> Identity:
+def load(folder: StateFolder, config: DaemonConfig) -> DaemonIdentity:
     """Blocking."""
     token = folder.load_token()
     said = claims.node(token)
@@ -61,13 +61,13 @@ def load(folder: StateFolder, config: NodeConfig) -> Identity:
             f"{folder.token} is of tenant {tenant!r}, and spec.cluster.edge.tenant_id is {stated!r}",
             hint="enrol this machine anew",
         )
-    return Identity(node_id=said.sub, tenant=tenant, key=folder.load_key(), token=token)
+    return DaemonIdentity(node_id=said.sub, tenant=tenant, key=folder.load_key(), token=token)
 
 
 class Keyring:
     """The identity in force."""
 
-    def __init__(self, current: Identity, seen: tuple[tuple[int, int], ...] = ()) -> None:
+    def __init__(self, current: DaemonIdentity, seen: tuple[tuple[int, int], ...] = ()) -> None:
         self.current = current
         self.seen = seen
         """Of the files it was read from."""

@@ -21,17 +21,17 @@ import structlog
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fleetplane.domains.edge.agent import endpoint as link
-from fleetplane.domains.edge.agent.config.document import NodeConfig
+from fleetplane.domains.edge.agent.config.document import DaemonConfig
 from fleetplane.domains.edge.agent.identity import claims
 from fleetplane.domains.edge.agent.identity import keyring as identity
-from fleetplane.domains.edge.agent.identity.keyring import Identity, Keyring
+from fleetplane.domains.edge.agent.identity.keyring import DaemonIdentity, Keyring
 from fleetplane.domains.edge.agent.identity.state_folder import StateFolder, new_key, public_bytes
 from fleetplane.domains.edge.wire import envelope
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2_grpc
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import IntegrityError, Unavailable
-from fleetplane.node.link import Refused
+from fleetplane.node.link import ServerRefused
 from fleetplane.node.tasks import in_thread
 
 KEEP_OLD_SECONDS: Final = 24 * 3600.0
@@ -41,7 +41,7 @@ PATIENCE_STEP_SECONDS: Final = 0.1
 DIALECT: Final = (("x-aegis-edge-dialect", "documented"),)
 
 
-class Form(StrEnum):
+class ProofForm(StrEnum):
     """Over which bytes the new key proves itself."""
 
     DIGEST = "digest"
@@ -51,12 +51,12 @@ class Form(StrEnum):
 
 
 def request(
-    who: Identity,
+    who: DaemonIdentity,
     key: Ed25519PrivateKey,
     *,
     nonce: bytes,
     issued_at_ms: int,
-    form: Form = Form.DIGEST,
+    form: ProofForm = ProofForm.DIGEST,
     with_token: bool = True,
 ) -> pb.RotateEdgeKeyRequest:
     """Pure."""
@@ -65,7 +65,7 @@ def request(
         node_id=who.node_id, new_public_key=public, nonce=nonce, issued_at_ms=issued_at_ms
     ).SerializeToString()
     proven = who.node_id.encode() + public
-    if form is Form.DIGEST:
+    if form is ProofForm.DIGEST:
         proven = envelope.rotation_digest(who.node_id, public, nonce)
     return pb.RotateEdgeKeyRequest(
         current_envelope=pb.SealNodeEnvelope(
@@ -79,22 +79,22 @@ def request(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rotated:
-    identity: Identity
+class RotatedKey:
+    identity: DaemonIdentity
     archived: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rotator:
     folder: StateFolder
-    config: Callable[[], NodeConfig]
+    config: Callable[[], DaemonConfig]
     connect: Callable[[], grpc.aio.Channel]
     clock: Clock
     log: structlog.typing.FilteringBoundLogger
     keyring: Keyring | None = None
     """Gets the new identity as soon as it is in force."""
 
-    async def refresh(self) -> Rotated:
+    async def refresh(self) -> RotatedKey:
         """A new token for the key we have. Raises LinkLost or Refused."""
         async with self._alone():
             who = await self._identity()
@@ -102,7 +102,7 @@ class Rotator:
             await in_thread(lambda: self.folder.store_token(token))
             return self._hold(replace(who, token=token))
 
-    async def rotate(self, *, keep_old_seconds: float = KEEP_OLD_SECONDS) -> Rotated:
+    async def rotate(self, *, keep_old_seconds: float = KEEP_OLD_SECONDS) -> RotatedKey:
         """A new key, and a token for it. Raises LinkLost or Refused; then the old key stays."""
         async with self._alone():
             await self._settle_next()
@@ -110,7 +110,7 @@ class Rotator:
             await in_thread(lambda: self.folder.store_next_key(key))
             try:
                 token = await self._ask(who, key)
-            except Refused:
+            except ServerRefused:
                 await in_thread(self.folder.drop_next_key)  # the server did not take it
                 raise
             archived = await in_thread(lambda: self._promote(key, token))
@@ -132,7 +132,7 @@ class Rotator:
         who = replace(await self._identity(), key=key)
         try:
             token = await self._ask(who, key)
-        except Refused as error:
+        except ServerRefused as error:
             await in_thread(self.folder.drop_next_key)
             self.log.info("next_key_dropped", reason=error.message)
             return
@@ -146,13 +146,17 @@ class Rotator:
         self.folder.store_token(token)
         return archived
 
-    async def _ask(self, who: Identity, key: Ed25519PrivateKey) -> str:
+    async def _ask(self, who: DaemonIdentity, key: Ed25519PrivateKey) -> str:
         """The token for `key`, in whichever form this server understands."""
-        last: Refused | None = None
-        for form, with_token in ((Form.DIGEST, True), (Form.DIGEST, False), (Form.PLAIN, True)):
+        last: ServerRefused | None = None
+        for form, with_token in (
+            (ProofForm.DIGEST, True),
+            (ProofForm.DIGEST, False),
+            (ProofForm.PLAIN, True),
+        ):
             try:
                 return await self._call(who, key, form=form, with_token=with_token)
-            except Refused as error:
+            except ServerRefused as error:
                 last = last or error
                 # Anything but a proof that was not understood is the server's last word.
                 if error.code not in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.INVALID_ARGUMENT):
@@ -160,7 +164,9 @@ class Rotator:
         assert last is not None
         raise last
 
-    async def _call(self, who: Identity, key: Ed25519PrivateKey, *, form: Form, with_token: bool) -> str:
+    async def _call(
+        self, who: DaemonIdentity, key: Ed25519PrivateKey, *, form: ProofForm, with_token: bool
+    ) -> str:
         nonce = self.clock.token_bytes(envelope.NONCE_BYTES)
         now_ms = self.clock.now_ns() // 1_000_000
         asked = request(who, key, nonce=nonce, issued_at_ms=now_ms, form=form, with_token=with_token)
@@ -175,14 +181,14 @@ class Rotator:
             raise IntegrityError("the server answered with a token of another node")
         return token
 
-    async def _identity(self) -> Identity:
+    async def _identity(self) -> DaemonIdentity:
         return await in_thread(lambda: identity.load(self.folder, self.config()))
 
-    def _hold(self, who: Identity, archived: Path | None = None) -> Rotated:
+    def _hold(self, who: DaemonIdentity, archived: Path | None = None) -> RotatedKey:
         if self.keyring is not None:
             self.keyring.current = who
             self.keyring.seen = self.folder.signature()
-        return Rotated(identity=who, archived=archived)
+        return RotatedKey(identity=who, archived=archived)
 
     def _now(self) -> datetime:
         return datetime.fromtimestamp(self.clock.now_ns() / 1e9, tz=UTC)

@@ -24,7 +24,7 @@ from typing import Final
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fleetplane.domains.edge.agent.config import document as configs
-from fleetplane.domains.edge.agent.config.document import NodeConfig
+from fleetplane.domains.edge.agent.config.document import DaemonConfig
 from fleetplane.kernel.errors import FailedPrecondition, IntegrityError, SettingsError
 from fleetplane.node.identity import FOLDER_MODE, PrivateFolder
 from fleetplane.node.lock import Occupied
@@ -59,7 +59,7 @@ class StateFolder(PrivateFolder):
         """Take from everyone else what only we may read; what was too open."""
         return self.tighten((self.root, self.key, self.token, self.enrollment, self.config, self.next_key))
 
-    def use(self, config: NodeConfig) -> None:
+    def use(self, config: DaemonConfig) -> None:
         """Take over where the configuration says that key and token are."""
         if config.spec.cluster.node_keypair_path:
             self.key = Path(config.spec.cluster.node_keypair_path).expanduser()

@@ -11,18 +11,18 @@ from typing import Final
 from fleetplane.domains.edge.agent.tools import arguments as read
 from fleetplane.domains.edge.agent.tools.contract import (
     BadArguments,
-    Call,
     Claims,
+    CommandOutcomeReport,
     ErrorKind,
-    Outcome,
+    PermittedCall,
     ProgramPrivileges,
-    State,
     ToolFailed,
+    ToolState,
 )
 from fleetplane.kernel.errors import SettingsError
 from fleetplane.node.programs import containment
 from fleetplane.node.programs import run as programs
-from fleetplane.node.programs.containment import Account, Containment, ResourceLimits
+from fleetplane.node.programs.containment import Containment, ProgramUser, ResourceLimits
 from fleetplane.node.programs.guard import Program
 from fleetplane.node.programs.output import Streamed
 
@@ -63,7 +63,7 @@ class RunCommand:
             ),
         )
 
-    async def run(self, call: Call) -> Outcome:
+    async def run(self, call: PermittedCall) -> CommandOutcomeReport:
         command = read.text(call.arguments, "command")
         environment = {**call.environment, **read.text_map(call.arguments, "env")}
         # Looked up on the daemon's own path: a variable of the call must not choose the program.
@@ -85,10 +85,10 @@ class RunCommand:
         return _outcome(ended, output)
 
 
-def account_of(privileges: ProgramPrivileges) -> Account:
+def account_of(privileges: ProgramPrivileges) -> ProgramUser:
     """The user that programs run as; ToolFailed if the daemon cannot become that user."""
     if not privileges.run_as:
-        return Account()
+        return ProgramUser()
     if os.geteuid() != 0:
         raise ToolFailed(
             ErrorKind.INTERNAL,
@@ -101,7 +101,7 @@ def account_of(privileges: ProgramPrivileges) -> Account:
         raise ToolFailed(ErrorKind.INTERNAL, f"programs.run_as: {error.message}") from error
 
 
-def contained(call: Call, whom: Account) -> Containment:
+def contained(call: PermittedCall, whom: ProgramUser) -> Containment:
     """The owner's limits and privileges as a containment."""
     limits = ResourceLimits(
         processes=call.limits.processes,
@@ -119,15 +119,15 @@ def contained(call: Call, whom: Account) -> Containment:
     )
 
 
-def _outcome(ended: programs.Ended, output: Streamed) -> Outcome:
+def _outcome(ended: programs.ProgramExit, output: Streamed) -> CommandOutcomeReport:
     structured = {"dropped_bytes": output.dropped_bytes} if output.dropped_bytes else None
     stdout, stderr = bytes(output.stdout), bytes(output.stderr)
     if ended.exit_code == 0:
-        return Outcome(stdout=stdout, stderr=stderr, structured=structured)
+        return CommandOutcomeReport(stdout=stdout, stderr=stderr, structured=structured)
     words = stderr[-WORDS_LIMIT:].decode(errors="replace").strip()
     ending = f"ended by signal {ended.signal}" if ended.signal else f"ended with {ended.exit_code}"
-    return Outcome(
-        state=State.ERROR,
+    return CommandOutcomeReport(
+        state=ToolState.ERROR,
         kind=ErrorKind.NONZERO_EXIT,
         message=f"{ending}: {words}" if words else ending,
         exit_code=ended.exit_code,

@@ -14,21 +14,21 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from fleetplane.kernel.errors import InvalidArgument
-from fleetplane.node.programs.output import Channel, Emit
+from fleetplane.node.programs.output import Emit, ProgramStream
 
 __all__ = (
     "BadArguments",
-    "Call",
-    "Channel",
     "Claims",
+    "CommandOutcomeReport",
     "Emit",
     "ErrorKind",
-    "Outcome",
+    "PermittedCall",
     "ProgramLimits",
     "ProgramPrivileges",
-    "State",
+    "ProgramStream",
     "Tool",
     "ToolFailed",
+    "ToolState",
 )
 
 
@@ -49,7 +49,7 @@ class ErrorKind(StrEnum):
     """The daemon was stopped while the command ran; whether it took effect is not known."""
 
 
-class State(StrEnum):
+class ToolState(StrEnum):
     OK = "ok"
     ERROR = "error"
     TIMED_OUT = "timed_out"
@@ -85,10 +85,10 @@ class Claims:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class CommandOutcomeReport:
     """What came of a command."""
 
-    state: State = State.OK
+    state: ToolState = ToolState.OK
     exit_code: int = 0
     kind: str = ""
     message: str = ""
@@ -121,7 +121,7 @@ class ProgramPrivileges:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class PermittedCall:
     """One permitted call. Being cancelled is how it is told to stop; it returns once all has stopped."""
 
     arguments: Mapping[str, object]
@@ -143,4 +143,4 @@ class Tool(Protocol):
         """Raises BadArguments for a call that can never work, naming the argument."""
         ...
 
-    async def run(self, call: Call) -> Outcome: ...
+    async def run(self, call: PermittedCall) -> CommandOutcomeReport: ...

@@ -15,11 +15,11 @@ from typing import Final
 from fleetplane.domains.edge.agent.tools import arguments as read
 from fleetplane.domains.edge.agent.tools.contract import (
     BadArguments,
-    Call,
-    Channel,
     Claims,
+    CommandOutcomeReport,
     ErrorKind,
-    Outcome,
+    PermittedCall,
+    ProgramStream,
     ToolFailed,
 )
 from fleetplane.node import safe_open
@@ -43,7 +43,7 @@ def _path_claim(arguments: Mapping[str, object]) -> Claims:
     return Claims(paths=(read.absolute_path(arguments, "path"),))
 
 
-def _path(call: Call) -> Path:
+def _path(call: PermittedCall) -> Path:
     (path,) = call.paths.values()
     return path
 
@@ -71,7 +71,7 @@ class ReadFile:
         length = read.whole(arguments, "length", READ_LIMIT_BYTES, low=0, high=READ_LIMIT_BYTES)
         return offset, length
 
-    async def run(self, call: Call) -> Outcome:
+    async def run(self, call: PermittedCall) -> CommandOutcomeReport:
         path = _path(call)
         offset, length = self._piece(call.arguments)
         try:
@@ -79,9 +79,9 @@ class ReadFile:
         except OSError as error:
             raise _failed(path, error) from error
         for start in range(0, len(data), PIECE_BYTES):
-            await call.emit(Channel.STDOUT, data[start : start + PIECE_BYTES])
+            await call.emit(ProgramStream.STDOUT, data[start : start + PIECE_BYTES])
         end = offset + len(data)
-        return Outcome(
+        return CommandOutcomeReport(
             stdout=data,
             structured={
                 "path": str(path),
@@ -120,14 +120,14 @@ class ListFolder:
         read.only(arguments, self.known)
         return _path_claim(arguments)
 
-    async def run(self, call: Call) -> Outcome:
+    async def run(self, call: PermittedCall) -> CommandOutcomeReport:
         path = _path(call)
         try:
             entries, total = await asyncio.to_thread(_list, path)
         except OSError as error:
             raise _failed(path, error) from error
         complete = total == len(entries)
-        return Outcome(
+        return CommandOutcomeReport(
             structured={"path": str(path), "entries": entries, "total": total, "complete": complete}
         )
 
@@ -176,14 +176,14 @@ class WriteFile:
         read.flag(arguments, "overwrite", default=True)
         return _path_claim(arguments)
 
-    async def run(self, call: Call) -> Outcome:
+    async def run(self, call: PermittedCall) -> CommandOutcomeReport:
         path, content, mode = _path(call), _content(call.arguments), _mode(call.arguments)
         overwrite = read.flag(call.arguments, "overwrite", default=True)
         try:
             await in_thread(lambda: _write(path, content, mode, overwrite=overwrite))
         except OSError as error:
             raise _failed(path, error) from error
-        return Outcome(structured={"path": str(path), "size": len(content)})
+        return CommandOutcomeReport(structured={"path": str(path), "size": len(content)})
 
 
 def _content(arguments: Mapping[str, object]) -> bytes:

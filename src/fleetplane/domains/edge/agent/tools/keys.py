@@ -6,7 +6,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 from fleetplane.domains.edge.agent.tools import arguments as read
-from fleetplane.domains.edge.agent.tools.contract import Call, Claims, ErrorKind, Outcome, ToolFailed
+from fleetplane.domains.edge.agent.tools.contract import (
+    Claims,
+    CommandOutcomeReport,
+    ErrorKind,
+    PermittedCall,
+    ToolFailed,
+)
 from fleetplane.kernel.errors import FleetplaneError
 
 KNOWN: Final = frozenset({"keep_old_secs"})
@@ -29,12 +35,12 @@ class RotateKey:
         _keep(arguments)
         return Claims()
 
-    async def run(self, call: Call) -> Outcome:
+    async def run(self, call: PermittedCall) -> CommandOutcomeReport:
         try:
             made = await self._rotate(_keep(call.arguments))
         except FleetplaneError as error:
             raise ToolFailed(ErrorKind.INTERNAL, f"the key was not replaced: {error.message}") from error
-        return Outcome(structured={"key": made})
+        return CommandOutcomeReport(structured={"key": made})
 
 
 def _keep(arguments: Mapping[str, object]) -> float:

@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from fleetplane.domains.instances.agent.files.patch import Patch
+from fleetplane.domains.instances.agent.files.patch import FilePatch
 from fleetplane.domains.instances.rules import files as file_rules
 from fleetplane.kernel.durable import sync_folder, write_durably, write_synced
 from fleetplane.kernel.errors import FailedPrecondition
@@ -72,7 +72,7 @@ class ReceiveFolder:
         self._finish()
         return True
 
-    def apply(self, patch: Patch) -> None:
+    def apply(self, patch: FilePatch) -> None:
         """Take the whole patch, or raise and leave every file as it was."""
         wrong = self._check(patch.files)
         complaints = {
@@ -96,7 +96,7 @@ class ReceiveFolder:
         place = self._folder / name
         return "a folder of that name is in the way" if place.is_dir() and not place.is_symlink() else None
 
-    def _stage(self, patch: Patch) -> None:
+    def _stage(self, patch: FilePatch) -> None:
         staged = self._folder / STAGED
         staged.mkdir(mode=0o700)
         for name, content in patch.files.items():

@@ -33,7 +33,7 @@ class PatchBroken(FailedPrecondition):
     reason = "PATCH_BROKEN"
 
 
-class State(StrEnum):
+class PatchState(StrEnum):
     EMPTY = "empty"
     OPEN = "open"
 
@@ -47,7 +47,7 @@ class Input(StrEnum):
     END = "the end of the stream"
 
 
-class Action(StrEnum):
+class FileAction(StrEnum):
     KEEP = "keep"
     ALONE = "complete with this one file"
     COMPLETE = "complete"
@@ -56,17 +56,17 @@ class Action(StrEnum):
 
 
 TRANSITIONS: Final = {
-    (State.EMPTY, Input.FILE): (State.OPEN, Action.KEEP),
-    (State.EMPTY, Input.STAMPED): (State.EMPTY, Action.ALONE),
-    (State.EMPTY, Input.COMMIT): (State.EMPTY, Action.COMPLETE),
-    (State.EMPTY, Input.MUDDLED): (State.EMPTY, Action.BREAK),
-    (State.EMPTY, Input.END): (State.EMPTY, Action.FINISH),
-    (State.OPEN, Input.FILE): (State.OPEN, Action.KEEP),
-    (State.OPEN, Input.REPEATED): (State.EMPTY, Action.BREAK),
-    (State.OPEN, Input.STAMPED): (State.EMPTY, Action.BREAK),
-    (State.OPEN, Input.COMMIT): (State.EMPTY, Action.COMPLETE),
-    (State.OPEN, Input.MUDDLED): (State.EMPTY, Action.BREAK),
-    (State.OPEN, Input.END): (State.EMPTY, Action.BREAK),
+    (PatchState.EMPTY, Input.FILE): (PatchState.OPEN, FileAction.KEEP),
+    (PatchState.EMPTY, Input.STAMPED): (PatchState.EMPTY, FileAction.ALONE),
+    (PatchState.EMPTY, Input.COMMIT): (PatchState.EMPTY, FileAction.COMPLETE),
+    (PatchState.EMPTY, Input.MUDDLED): (PatchState.EMPTY, FileAction.BREAK),
+    (PatchState.EMPTY, Input.END): (PatchState.EMPTY, FileAction.FINISH),
+    (PatchState.OPEN, Input.FILE): (PatchState.OPEN, FileAction.KEEP),
+    (PatchState.OPEN, Input.REPEATED): (PatchState.EMPTY, FileAction.BREAK),
+    (PatchState.OPEN, Input.STAMPED): (PatchState.EMPTY, FileAction.BREAK),
+    (PatchState.OPEN, Input.COMMIT): (PatchState.EMPTY, FileAction.COMPLETE),
+    (PatchState.OPEN, Input.MUDDLED): (PatchState.EMPTY, FileAction.BREAK),
+    (PatchState.OPEN, Input.END): (PatchState.EMPTY, FileAction.BREAK),
 }
 
 
@@ -81,7 +81,7 @@ class Transfer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patch:
+class FilePatch:
     files: dict[str, bytes]
     config_hash: str
 
@@ -90,24 +90,26 @@ class PatchReader:
     """Gathers one stream's messages into patches."""
 
     def __init__(self) -> None:
-        self.state = State.EMPTY
+        self.state = PatchState.EMPTY
         self._files: dict[str, bytes] = {}
         self._size = 0
 
     def __repr__(self) -> str:
         return f"<PatchReader {self.state} files={len(self._files)} bytes={self._size}>"
 
-    def take(self, transfer: Transfer) -> Patch | None:
+    def take(self, transfer: Transfer) -> FilePatch | None:
         """The patch that this message completes, if it does."""
         kind = self._classify(transfer)
         match self._move(kind):
-            case Action.KEEP:
+            case FileAction.KEEP:
                 self._keep(transfer)
                 return None
-            case Action.ALONE:
-                return Patch(files={transfer.filename: transfer.content}, config_hash=transfer.config_hash)
-            case Action.COMPLETE:
-                patch = Patch(files=self._files, config_hash=transfer.config_hash)
+            case FileAction.ALONE:
+                return FilePatch(
+                    files={transfer.filename: transfer.content}, config_hash=transfer.config_hash
+                )
+            case FileAction.COMPLETE:
+                patch = FilePatch(files=self._files, config_hash=transfer.config_hash)
                 self._forget()
                 return patch
             case _:
@@ -117,7 +119,7 @@ class PatchReader:
     def end(self) -> None:
         """The stream is over; inside a patch that is an error."""
         held = len(self._files)
-        if self._move(Input.END) is Action.BREAK:
+        if self._move(Input.END) is FileAction.BREAK:
             self._forget()
             raise PatchBroken(f"the stream ended after {held} files without a commit")
 
@@ -128,7 +130,7 @@ class PatchReader:
             return Input.MUDDLED
         return Input.REPEATED if transfer.filename in self._files else Input.FILE
 
-    def _move(self, kind: Input) -> Action:
+    def _move(self, kind: Input) -> FileAction:
         self.state, action = TRANSITIONS[self.state, kind]
         return action
 
@@ -136,7 +138,7 @@ class PatchReader:
         self._files[transfer.filename] = transfer.content
         self._size += len(transfer.content)
         if len(self._files) > PATCH_FILES_LIMIT or self._size > PATCH_BYTES_LIMIT:
-            self.state = State.EMPTY
+            self.state = PatchState.EMPTY
             self._forget()
             raise PatchBroken(f"a patch has at most {PATCH_FILES_LIMIT} files and {PATCH_BYTES_LIMIT} bytes")
 

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Final
 
 from fleetplane.domains.instances.agent.identity import steps as enrolment
 from fleetplane.domains.instances.agent.identity.nonce import NONCE_LIMIT_BYTES
-from fleetplane.domains.instances.agent.identity.steps import CertificateState, NonceState
+from fleetplane.domains.instances.agent.identity.steps import HeldCertificateState, NonceState
 from fleetplane.kernel.errors import SettingsError
 from fleetplane.node import certificates
 from fleetplane.node.certificates import (
     Age,
     CertificateFolder,
-    Credentials,
+    ConnectionCredentials,
     Life,
     PrivateKey,
     load_private_key,
@@ -80,16 +80,16 @@ class IdentityFolder(CertificateFolder):
     def drop_nonce(self) -> None:
         self.remove(self.root / "nonce.jwt")
 
-    def certificate_state(self, instance_id: str, *, now: float) -> tuple[CertificateState, str]:
+    def certificate_state(self, instance_id: str, *, now: float) -> tuple[HeldCertificateState, str]:
         """How usable our certificate is, and why not in words."""
         life, words = self.inspect(instance_id)
         if life is None:
-            return CertificateState.ABSENT, "there is no certificate"
+            return HeldCertificateState.ABSENT, "there is no certificate"
         if words is not None:
-            return CertificateState.FOREIGN, words
+            return HeldCertificateState.FOREIGN, words
         if life.age(now) is Age.OVER:
-            return CertificateState.OVER, f"it ended on {datetime.fromtimestamp(life.end, UTC):%F %T} UTC"
-        return CertificateState.USABLE, ""
+            return HeldCertificateState.OVER, f"it ended on {datetime.fromtimestamp(life.end, UTC):%F %T} UTC"
+        return HeldCertificateState.USABLE, ""
 
     def inspect(self, instance_id: str) -> tuple[Life | None, str | None]:
         """When our certificate holds (None without one), and why it is not ours to present, if it is not."""
@@ -110,7 +110,7 @@ class IdentityFolder(CertificateFolder):
         is_named = partial(_is_named, instance_id)
         self.keep_issued(pem, authority_pem, key=self.key(), is_named=is_named, whom=instance_id)
 
-    def credentials(self) -> Credentials:
+    def credentials(self) -> ConnectionCredentials:
         """The credentials, with the key converted to PKCS #8."""
         return replace(super().credentials(), key_pem=certificates.private_pem(self.key()))
 

@@ -13,28 +13,28 @@ from pathlib import Path
 from fleetplane.domains.instances.agent.identity.folder import IdentityFolder
 from fleetplane.domains.instances.agent.identity.keys import KeyFolder
 from fleetplane.domains.instances.rules import files as file_rules
-from fleetplane.node.certificates import Credentials, Life
+from fleetplane.node.certificates import ConnectionCredentials, Life
 from fleetplane.node.short_lived import call_elsewhere
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Survey:
+class FolderSurvey:
     """What there is to know of an identity folder as it is."""
 
     public_key_pem: bytes
     life: Life | None
     complaint: str | None
-    credentials: Credentials | None
+    credentials: ConnectionCredentials | None
     """None for a certificate that is not ours to present."""
 
 
-def survey(folder: IdentityFolder, instance_id: str) -> Survey:
+def survey(folder: IdentityFolder, instance_id: str) -> FolderSurvey:
     """Look at everything in the folder; a key is made if there is none. Loads the library."""
     folder.authority_pem()
     public_key_pem = folder.public_key_pem()
     life, complaint = folder.inspect(instance_id)
     usable = life is not None and complaint is None
-    return Survey(
+    return FolderSurvey(
         public_key_pem=public_key_pem,
         life=life,
         complaint=complaint,
@@ -49,7 +49,7 @@ class LightIdentityFolder(IdentityFolder):
         super().__init__(folder, mode=mode)
         self._whole = IdentityFolder(folder, mode=mode)
         self._instance_id = instance_id
-        self._surveyed: tuple[tuple[bytes | None, ...], Survey] | None = None
+        self._surveyed: tuple[tuple[bytes | None, ...], FolderSurvey] | None = None
 
     def authority_pem(self) -> bytes:
         self._survey()
@@ -64,7 +64,7 @@ class LightIdentityFolder(IdentityFolder):
         found = self._survey()
         return found.life, found.complaint
 
-    def credentials(self) -> Credentials:
+    def credentials(self) -> ConnectionCredentials:
         return self._survey().credentials or call_elsewhere(IdentityFolder.credentials, self._whole)
 
     def store_certificate(self, pem: bytes, instance_id: str, authority_pem: bytes = b"") -> None:
@@ -75,7 +75,7 @@ class LightIdentityFolder(IdentityFolder):
             return False
         return call_elsewhere(IdentityFolder.trust, self._whole, authority_pem)
 
-    def _survey(self) -> Survey:
+    def _survey(self) -> FolderSurvey:
         contents = self._contents()
         if self._surveyed is not None and self._surveyed[0] == contents:
             return self._surveyed[1]

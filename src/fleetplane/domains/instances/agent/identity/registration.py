@@ -17,8 +17,8 @@ import structlog
 from fleetplane.domains.instances.agent.identity import steps as enrolment
 from fleetplane.domains.instances.agent.identity.folder import IdentityFolder
 from fleetplane.domains.instances.agent.identity.nonce import BadNonce, Nonce, read_nonce
-from fleetplane.domains.instances.agent.identity.steps import Step
-from fleetplane.domains.instances.agent.transport import CALL_LIMIT_SECONDS, Transport
+from fleetplane.domains.instances.agent.identity.steps import IdentityStep
+from fleetplane.domains.instances.agent.transport import CALL_LIMIT_SECONDS, InstanceTransport
 from fleetplane.gen.nstance.v1 import registration_pb2, registration_pb2_grpc
 from fleetplane.kernel.backoff import Backoff
 from fleetplane.kernel.clock import Clock
@@ -42,7 +42,7 @@ class RegistrationRefused(Unauthenticated):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Self:
+class InstanceSelf:
     """What the agent tells about its machine."""
 
     instance_id: str
@@ -52,10 +52,10 @@ class Self:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Registrar:
+class InstanceRegistrar:
     folder: IdentityFolder
-    transport: Transport
-    me: Self
+    transport: InstanceTransport
+    me: InstanceSelf
     clock: Clock
     log: structlog.typing.FilteringBoundLogger
     backoff: Backoff = field(default_factory=Backoff)
@@ -65,18 +65,18 @@ class Registrar:
         step, why = await asyncio.to_thread(self._decide)
         self.log.debug("enrolment", step=step.value)
         match step:
-            case Step.CONNECT:
+            case IdentityStep.CONNECT:
                 return
-            case Step.DROP_NONCE:
+            case IdentityStep.DROP_NONCE:
                 await asyncio.to_thread(self._drop_left_over)
-            case Step.REGISTER:
+            case IdentityStep.REGISTER:
                 await self._register()
-            case Step.GIVE_UP:
+            case IdentityStep.GIVE_UP:
                 raise BadNonce(f"cannot connect and cannot register: {why}, and there is no nonce")
             case _:
                 assert_never(step)
 
-    def _decide(self) -> tuple[Step, str]:
+    def _decide(self) -> tuple[IdentityStep, str]:
         self.folder.authority_pem()
         self.folder.public_key_pem()
         state, why = self.folder.certificate_state(self.me.instance_id, now=self._now())

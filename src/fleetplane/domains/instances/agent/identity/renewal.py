@@ -1,6 +1,6 @@
 """Keeping the certificate from running out.
 
-When is decided in `certificates`; how is a `Renewal`. The protocol has no method for it, so ours
+When is decided in `certificates`; how is a `CertificateRenewal`. The protocol has no method for it, so ours
 is asked for under a name of its own. Of a server that does not know it, and without one at all,
 the agent says in its log, early and then louder, that someone must act. Beside that the agent asks
 now and then whom to trust: while the server's authority is being replaced, it learns of the next one
@@ -44,13 +44,13 @@ class Renewed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trust:
+class RenewalTrust:
     authority_pem: bytes
     renew: bool
     """Whether our certificate is of an authority that is being replaced."""
 
 
-class Standing(StrEnum):
+class CertificateStanding(StrEnum):
     """What the server says of our certificate, and of whom we trust."""
 
     GOOD = "good"
@@ -59,14 +59,14 @@ class Standing(StrEnum):
     TRUST_CHANGED = "trust changed"
 
 
-class Renewal(Protocol):
+class CertificateRenewal(Protocol):
     """Both raise NoSuchMethod if this server has no way to do so."""
 
     async def renew(self, channel: grpc.aio.Channel, public_key_pem: bytes) -> Renewed:
         """A new certificate for the key that the channel's present one is for."""
         ...
 
-    async def trust(self, channel: grpc.aio.Channel, holding: str) -> Trust:
+    async def trust(self, channel: grpc.aio.Channel, holding: str) -> RenewalTrust:
         """Fetch the authorities to trust; `holding` is the SHA-256 of the present ones, in hexadecimal."""
         ...
 
@@ -88,10 +88,10 @@ class ServerRenewal:
         answer = await _asked(renewal_pb2_grpc.AgentRenewalStub(channel).RenewCertificate, request)
         return Renewed(certificate_pem=answer.client_certificate_pem, authority_pem=answer.authority_pem)
 
-    async def trust(self, channel: grpc.aio.Channel, holding: str) -> Trust:
+    async def trust(self, channel: grpc.aio.Channel, holding: str) -> RenewalTrust:
         request = renewal_pb2.GetTrustRequest(holding=holding)
         answer = await _asked(renewal_pb2_grpc.AgentRenewalStub(channel).GetTrust, request)
-        return Trust(authority_pem=answer.authority_pem, renew=answer.renew)
+        return RenewalTrust(authority_pem=answer.authority_pem, renew=answer.renew)
 
 
 async def _asked(method: Any, request: Message) -> Any:
@@ -109,7 +109,7 @@ class CertificateKeeper:
     instance_id: str
     clock: Clock
     log: structlog.typing.FilteringBoundLogger
-    renewal: Renewal | None = None
+    renewal: CertificateRenewal | None = None
     retry: Backoff = field(default=RETRY)
     trust_seconds: float = TRUST_SECONDS
 
@@ -136,9 +136,9 @@ class CertificateKeeper:
                     if now >= trust_at:
                         trust_at = now + self.trust_seconds * (0.5 + self.clock.random())
                         match await self._standing(renewal, channel):
-                            case Standing.TRUST_CHANGED:
+                            case CertificateStanding.TRUST_CHANGED:
                                 return
-                            case Standing.OUTDATED:
+                            case CertificateStanding.OUTDATED:
                                 renewal_at = min(renewal_at, now)
                     if now >= renewal_at:
                         if await self._renewed(renewal, channel):
@@ -153,24 +153,24 @@ class CertificateKeeper:
                     renewal = None  # until the next connection, which may be to another server
             await self.clock.sleep(wait)
 
-    async def _standing(self, renewal: Renewal, channel: grpc.aio.Channel) -> Standing:
+    async def _standing(self, renewal: CertificateRenewal, channel: grpc.aio.Channel) -> CertificateStanding:
         """Take up whom the server says is to be trusted, and learn how our certificate stands."""
         try:
             held = await asyncio.to_thread(self.folder.authority_pem)
             found = await renewal.trust(channel, hashlib.sha256(held).hexdigest())
             if await asyncio.to_thread(self.folder.trust, found.authority_pem):
                 self.log.info("trust_changed")
-                return Standing.TRUST_CHANGED
-            return Standing.OUTDATED if found.renew else Standing.GOOD
+                return CertificateStanding.TRUST_CHANGED
+            return CertificateStanding.OUTDATED if found.renew else CertificateStanding.GOOD
         except NoSuchMethod:
             self.log.debug("trust_not_told")  # by a server that never replaces its authority
         except grpc.aio.AioRpcError as error:
             self.log.warning("trust_unknown", error=link.words(error))
         except (FleetplaneError, OSError) as error:
             self.log.warning("trust_refused", error=str(error))
-        return Standing.GOOD
+        return CertificateStanding.GOOD
 
-    async def _renewed(self, renewal: Renewal, channel: grpc.aio.Channel) -> bool:
+    async def _renewed(self, renewal: CertificateRenewal, channel: grpc.aio.Channel) -> bool:
         public_key_pem = await asyncio.to_thread(self.folder.public_key_pem)
         try:
             answer = await renewal.renew(channel, public_key_pem)

@@ -24,7 +24,7 @@ class NonceState(StrEnum):
     LEFT_OVER = "left over"
 
 
-class CertificateState(StrEnum):
+class HeldCertificateState(StrEnum):
     ABSENT = "absent"
     USABLE = "usable"
     OVER = "over"
@@ -32,28 +32,28 @@ class CertificateState(StrEnum):
     """For another key, another instance or from another authority."""
 
 
-class Step(StrEnum):
+class IdentityStep(StrEnum):
     REGISTER = "register"
     DROP_NONCE = "drop nonce"
     CONNECT = "connect"
     GIVE_UP = "give up"
 
 
-_NONCE, _CERTIFICATE = NonceState, CertificateState
+_NONCE, _CERTIFICATE = NonceState, HeldCertificateState
 
 STEPS: Final = {
-    (_NONCE.ABSENT, _CERTIFICATE.ABSENT): Step.GIVE_UP,
-    (_NONCE.ABSENT, _CERTIFICATE.USABLE): Step.CONNECT,
-    (_NONCE.ABSENT, _CERTIFICATE.OVER): Step.GIVE_UP,
-    (_NONCE.ABSENT, _CERTIFICATE.FOREIGN): Step.GIVE_UP,
-    (_NONCE.WAITING, _CERTIFICATE.ABSENT): Step.REGISTER,
-    (_NONCE.WAITING, _CERTIFICATE.USABLE): Step.REGISTER,
-    (_NONCE.WAITING, _CERTIFICATE.OVER): Step.REGISTER,
-    (_NONCE.WAITING, _CERTIFICATE.FOREIGN): Step.REGISTER,
-    (_NONCE.LEFT_OVER, _CERTIFICATE.ABSENT): Step.REGISTER,  # the file is there but unreadable
-    (_NONCE.LEFT_OVER, _CERTIFICATE.USABLE): Step.DROP_NONCE,
-    (_NONCE.LEFT_OVER, _CERTIFICATE.OVER): Step.REGISTER,
-    (_NONCE.LEFT_OVER, _CERTIFICATE.FOREIGN): Step.REGISTER,
+    (_NONCE.ABSENT, _CERTIFICATE.ABSENT): IdentityStep.GIVE_UP,
+    (_NONCE.ABSENT, _CERTIFICATE.USABLE): IdentityStep.CONNECT,
+    (_NONCE.ABSENT, _CERTIFICATE.OVER): IdentityStep.GIVE_UP,
+    (_NONCE.ABSENT, _CERTIFICATE.FOREIGN): IdentityStep.GIVE_UP,
+    (_NONCE.WAITING, _CERTIFICATE.ABSENT): IdentityStep.REGISTER,
+    (_NONCE.WAITING, _CERTIFICATE.USABLE): IdentityStep.REGISTER,
+    (_NONCE.WAITING, _CERTIFICATE.OVER): IdentityStep.REGISTER,
+    (_NONCE.WAITING, _CERTIFICATE.FOREIGN): IdentityStep.REGISTER,
+    (_NONCE.LEFT_OVER, _CERTIFICATE.ABSENT): IdentityStep.REGISTER,  # the file is there but unreadable
+    (_NONCE.LEFT_OVER, _CERTIFICATE.USABLE): IdentityStep.DROP_NONCE,
+    (_NONCE.LEFT_OVER, _CERTIFICATE.OVER): IdentityStep.REGISTER,
+    (_NONCE.LEFT_OVER, _CERTIFICATE.FOREIGN): IdentityStep.REGISTER,
 }
 """Every pair has its row."""
 
@@ -67,5 +67,5 @@ def nonce_state(nonce_changed_ns: int | None, certificate_changed_ns: int | None
     return NonceState.LEFT_OVER
 
 
-def next_step(nonce: NonceState, certificate: CertificateState) -> Step:
+def next_step(nonce: NonceState, certificate: HeldCertificateState) -> IdentityStep:
     return STEPS[nonce, certificate]

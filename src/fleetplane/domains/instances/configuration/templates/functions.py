@@ -41,7 +41,7 @@ class Fields(dict[str, object]):
     """A map with a fixed set of keys: asking it for another one is a mistake, not nothing."""
 
 
-class Refusal(Exception):
+class FunctionRefusal(Exception):
     """A function refuses its arguments; the caller adds the line."""
 
 
@@ -82,14 +82,14 @@ def display(value: Value, *, nested: bool = False) -> str:
         case int():
             return str(value)
         case Fields():
-            raise Refusal(f"a single value is wanted here: one of .{', .'.join(value)}")
+            raise FunctionRefusal(f"a single value is wanted here: one of .{', .'.join(value)}")
         case Mapping():
             items = (f"{display(key)}:{display(value[key], nested=True)}" for key in sorted(value))
             return f"map[{' '.join(items)}]"
         case Sequence():
             return f"[{' '.join(display(item, nested=True) for item in value)}]"
         case _:
-            raise Refusal(f"cannot print a {type(value).__name__}")
+            raise FunctionRefusal(f"cannot print a {type(value).__name__}")
 
 
 def _display_float(value: float) -> str:
@@ -138,21 +138,21 @@ def quote(text: str) -> str:
 
 def _printf(arguments: Arguments) -> str:
     if not arguments or not isinstance(arguments[0], str):
-        raise Refusal("printf wants a format string first")
+        raise FunctionRefusal("printf wants a format string first")
     waiting = list(arguments[1:])
 
     def formatted(match: re.Match[str]) -> str:
         if match["verb"] == "%":
             return "%"
         if not waiting:
-            raise Refusal(f"printf has no argument left for {match[0]!r}")
+            raise FunctionRefusal(f"printf has no argument left for {match[0]!r}")
         if int(match["width"] or 0) > MAX_PRINTF_WIDTH or int(match["precision"] or 0) > MAX_PRINTF_WIDTH:
-            raise Refusal(f"printf pads to at most {MAX_PRINTF_WIDTH} characters")
+            raise FunctionRefusal(f"printf pads to at most {MAX_PRINTF_WIDTH} characters")
         return _verb(match, waiting.pop(0))
 
     text = _VERB.sub(formatted, arguments[0])
     if waiting:
-        raise Refusal(f"printf was given {len(waiting)} arguments more than its format names")
+        raise FunctionRefusal(f"printf was given {len(waiting)} arguments more than its format names")
     return text
 
 
@@ -178,9 +178,9 @@ def _verb(match: re.Match[str], value: Value) -> str:
             text = value.encode().hex()
             text = text.upper() if verb == "X" else text
         case _:
-            raise Refusal(f"printf cannot print {kind(value)} with {match[0]!r}")
+            raise FunctionRefusal(f"printf cannot print {kind(value)} with {match[0]!r}")
     if "0" in flags:
-        raise Refusal(f"printf pads only numbers with zeros, not {kind(value)}")
+        raise FunctionRefusal(f"printf pads only numbers with zeros, not {kind(value)}")
     width = int(match["width"] or 0)
     return text.ljust(width) if "-" in flags else text.rjust(width)
 
@@ -211,28 +211,28 @@ def _length(arguments: Arguments) -> int:
         case [Mapping() | list() | tuple() as items] if not isinstance(items, Fields):
             return len(items)
         case [other]:
-            raise Refusal(f"len of {kind(other)}")
+            raise FunctionRefusal(f"len of {kind(other)}")
         case _:
-            raise Refusal("len wants one argument")
+            raise FunctionRefusal("len wants one argument")
 
 
 def _index(arguments: Arguments) -> Value:
     if not arguments:
-        raise Refusal("index wants something to look into")
+        raise FunctionRefusal("index wants something to look into")
     value, *keys = arguments
     for key in keys:
         match value, key:
             case Fields(), _:
-                raise Refusal(f"index cannot look into this; write .{key}")
+                raise FunctionRefusal(f"index cannot look into this; write .{key}")
             case Mapping(), str():
                 value = value.get(key, "")
             case ((list() | tuple() | str()), int()) if not isinstance(key, bool):
                 items = value.encode() if isinstance(value, str) else value
                 if not 0 <= key < len(items):
-                    raise Refusal(f"index {key} is out of range")
+                    raise FunctionRefusal(f"index {key} is out of range")
                 value = items[key]
             case _:
-                raise Refusal(f"cannot index {kind(value)} by {kind(key)}")
+                raise FunctionRefusal(f"cannot index {kind(value)} by {kind(key)}")
     return value
 
 
@@ -243,15 +243,15 @@ def _slice(arguments: Arguments) -> Value:
             low = bounds[0] if bounds else 0
             high = bounds[1] if len(bounds) == 2 else len(items)
             if not (type(low) is int and type(high) is int and 0 <= low <= high <= len(items)):
-                raise Refusal(f"slice from {low} to {high} of {len(items)} is out of range")
+                raise FunctionRefusal(f"slice from {low} to {high} of {len(items)} is out of range")
             if not isinstance(items, bytes):
                 return items[low:high]
             try:
                 return items[low:high].decode()
             except UnicodeDecodeError:
-                raise Refusal("slice would cut a character in two") from None
+                raise FunctionRefusal("slice would cut a character in two") from None
         case _:
-            raise Refusal("slice wants a string or a list and at most two numbers")
+            raise FunctionRefusal("slice wants a string or a list and at most two numbers")
 
 
 def _basic(value: Value) -> str:
@@ -259,25 +259,25 @@ def _basic(value: Value) -> str:
         return "bool"
     if isinstance(value, (int, float, str)):
         return type(value).__name__
-    raise Refusal(f"{kind(value)} cannot be compared")
+    raise FunctionRefusal(f"{kind(value)} cannot be compared")
 
 
 def _same(one: Value, other: Value) -> bool:
     if _basic(one) != _basic(other):
-        raise Refusal(f"cannot compare {kind(one)} with {kind(other)}")
+        raise FunctionRefusal(f"cannot compare {kind(one)} with {kind(other)}")
     return one == other
 
 
 def _equal(arguments: Arguments) -> bool:
     if len(arguments) < 2:
-        raise Refusal("eq wants two arguments or more")
+        raise FunctionRefusal("eq wants two arguments or more")
     first, *others = arguments
     return any(_same(first, other) for other in others)
 
 
 def _two(name: str, arguments: Arguments) -> tuple[Value, Value]:
     if len(arguments) != 2:
-        raise Refusal(f"{name} wants two arguments")
+        raise FunctionRefusal(f"{name} wants two arguments")
     return arguments[0], arguments[1]
 
 
@@ -291,23 +291,23 @@ def _less(name: str, arguments: Arguments) -> tuple[bool, bool]:
     same = _same(one, other)
     match one, other:
         case bool(), _:
-            raise Refusal("booleans have no order")
+            raise FunctionRefusal("booleans have no order")
         case str(), str():
             return one < other, same
         case ((int() | float()), (int() | float())):
             return one < other, same
         case _:
-            raise Refusal(f"{kind(one)} has no order")
+            raise FunctionRefusal(f"{kind(one)} has no order")
 
 
 def _not(arguments: Arguments) -> bool:
     if len(arguments) != 1:
-        raise Refusal("not wants one argument")
+        raise FunctionRefusal("not wants one argument")
     return not truth(arguments[0])
 
 
 def _call(_: Arguments) -> Value:
-    raise Refusal("there are no functions in the data to call")
+    raise FunctionRefusal("there are no functions in the data to call")
 
 
 def _lazy(_: Arguments) -> Value:

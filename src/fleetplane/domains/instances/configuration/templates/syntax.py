@@ -13,7 +13,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from fleetplane.domains.instances.configuration.templates.functions import FUNCTIONS, TemplateInvalid
-from fleetplane.domains.instances.configuration.templates.tokens import OPERANDS, Tag, Text, Token, pieces
+from fleetplane.domains.instances.configuration.templates.tokens import (
+    OPERANDS,
+    TemplateTag,
+    Text,
+    Token,
+    pieces,
+)
 
 MAX_TEMPLATE_CHARACTERS = 256 << 10  # sixteen times what a cloud takes as user data
 MAX_NESTING = 32  # blocks within blocks, and parentheses within parentheses
@@ -73,7 +79,7 @@ class Pipeline:
 
 
 @dataclass(frozen=True, slots=True)
-class Action:
+class TemplateAction:
     pipeline: Pipeline
 
 
@@ -84,14 +90,14 @@ class BlockKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
+class TemplateBlock:
     kind: BlockKind
     pipeline: Pipeline
     body: tuple[Node, ...]
     otherwise: tuple[Node, ...]
 
 
-Node = Text | Action | Block
+Node = Text | TemplateAction | TemplateBlock
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +117,7 @@ class Tree:
 def parse(text: str) -> Tree:
     if len(text) > MAX_TEMPLATE_CHARACTERS:
         raise TemplateInvalid(f"the template has more than {MAX_TEMPLATE_CHARACTERS} characters", line=1)
-    parser = _Parser(pieces=list(pieces(text)))
+    parser = _TemplateParser(pieces=list(pieces(text)))
     nodes, ended_by = parser.nodes(rebound=False)
     if ended_by is not None:
         raise TemplateInvalid(f"unexpected {{{{{ended_by.keyword}}}}}", line=ended_by.line)
@@ -119,14 +125,14 @@ def parse(text: str) -> Tree:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Parser:
-    pieces: list[Text | Tag]
+class _TemplateParser:
+    pieces: list[Text | TemplateTag]
     at: int = 0
     depth: int = 0
     scope: list[str] = field(default_factory=lambda: [""])
     references: list[Reference] = field(default_factory=list)
 
-    def nodes(self, *, rebound: bool) -> tuple[tuple[Node, ...], Tag | None]:
+    def nodes(self, *, rebound: bool) -> tuple[tuple[Node, ...], TemplateTag | None]:
         """Nodes up to `else`, `end` or the end of the text. `rebound`: the dot is not the data."""
         nodes: list[Node] = []
         while self.at < len(self.pieces):
@@ -141,10 +147,10 @@ class _Parser:
             elif piece.keyword in _OUTSIDE:
                 raise TemplateInvalid(f"{{{{{piece.keyword}}}}} is not supported here", line=piece.line)
             else:
-                nodes.append(Action(self.pipeline(piece, piece.tokens, rebound=rebound)))
+                nodes.append(TemplateAction(self.pipeline(piece, piece.tokens, rebound=rebound)))
         return tuple(nodes), None
 
-    def block(self, tag: Tag, tokens: tuple[Token, ...], *, rebound: bool) -> Block:
+    def block(self, tag: TemplateTag, tokens: tuple[Token, ...], *, rebound: bool) -> TemplateBlock:
         self.depth += 1
         if self.depth > MAX_NESTING:
             raise TemplateInvalid(f"blocks are nested deeper than {MAX_NESTING}", line=tag.line)
@@ -163,14 +169,16 @@ class _Parser:
         if len(ended_by.tokens) > 1:
             raise TemplateInvalid("unexpected words after end", line=ended_by.line)
         self.depth -= 1
-        return Block(kind=kind, pipeline=pipeline, body=body, otherwise=otherwise)
+        return TemplateBlock(kind=kind, pipeline=pipeline, body=body, otherwise=otherwise)
 
-    def otherwise(self, tag: Tag, kind: BlockKind, *, rebound: bool) -> tuple[tuple[Node, ...], Tag | None]:
+    def otherwise(
+        self, tag: TemplateTag, kind: BlockKind, *, rebound: bool
+    ) -> tuple[tuple[Node, ...], TemplateTag | None]:
         """What follows `else`. An `else if` is a block of its own that shares our `end`."""
         rest = tag.tokens[1:]
         if rest and rest[0].text == kind and kind is not BlockKind.RANGE:
             block = self.block(tag, rest, rebound=rebound)
-            return (block,), Tag(tag.line, (Token("word", "end"),))
+            return (block,), TemplateTag(tag.line, (Token("word", "end"),))
         if rest:
             raise TemplateInvalid(f"unexpected {rest[0].text!r} after else", line=tag.line)
         nodes, ended_by = self.nodes(rebound=rebound)
@@ -179,7 +187,7 @@ class _Parser:
         return nodes, ended_by
 
     def pipeline(
-        self, tag: Tag, tokens: tuple[Token, ...], *, rebound: bool, of: BlockKind | None = None
+        self, tag: TemplateTag, tokens: tuple[Token, ...], *, rebound: bool, of: BlockKind | None = None
     ) -> Pipeline:
         reader = _PipelineReader(tag=tag, tokens=tokens, scope=self.scope)
         pipeline = reader.whole(of)
@@ -192,7 +200,7 @@ class _Parser:
 
 @dataclass(slots=True, kw_only=True)
 class _PipelineReader:
-    tag: Tag
+    tag: TemplateTag
     tokens: tuple[Token, ...]
     scope: list[str]
     at: int = 0

@@ -14,7 +14,7 @@ from fleetplane.domains.instances.configuration.templates.functions import (
     FUNCTIONS,
     MAX_OUTPUT_CHARACTERS,
     Fields,
-    Refusal,
+    FunctionRefusal,
     TemplateInvalid,
     Value,
     display,
@@ -63,11 +63,11 @@ class _Rendering:
             match node:
                 case Text(text):
                     self.write(text, line=0)
-                case syntax.Action(pipeline):
+                case syntax.TemplateAction(pipeline):
                     value = self.pipeline(pipeline, dot)
                     if not pipeline.variables:
                         self.write(self.shown(value, pipeline.line), line=pipeline.line)
-                case syntax.Block():
+                case syntax.TemplateBlock():
                     outer = len(self.variables)
                     self.block(node, dot)
                     del self.variables[outer:]
@@ -81,10 +81,10 @@ class _Rendering:
     def shown(self, value: Value, line: int) -> str:
         try:
             return display(value)
-        except Refusal as refusal:
+        except FunctionRefusal as refusal:
             raise TemplateInvalid(str(refusal), line=line) from None
 
-    def block(self, block: syntax.Block, dot: Value) -> None:
+    def block(self, block: syntax.TemplateBlock, dot: Value) -> None:
         value = self.pipeline(block.pipeline, dot)
         if block.kind is BlockKind.RANGE:
             self.loop(block, value, dot)
@@ -93,7 +93,7 @@ class _Rendering:
         else:
             self.nodes(block.body, value if block.kind is BlockKind.WITH else dot)
 
-    def loop(self, block: syntax.Block, value: Value, dot: Value) -> None:
+    def loop(self, block: syntax.TemplateBlock, value: Value, dot: Value) -> None:
         line, names = block.pipeline.line, block.pipeline.variables
         items = _items(value, line)
         for key, item in items:
@@ -131,7 +131,7 @@ class _Rendering:
         arguments = [*(self.operand(operand, dot, line) for operand in operands), *piped]
         try:
             value = FUNCTIONS[first.name](arguments)
-        except Refusal as refusal:
+        except FunctionRefusal as refusal:
             raise TemplateInvalid(str(refusal), line=line) from None
         # Strings grow by doubling: bound each, not only what is written in the end.
         if isinstance(value, str) and len(value) > MAX_OUTPUT_CHARACTERS:

@@ -45,7 +45,7 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True)
-class Tag:
+class TemplateTag:
     """What stands between one pair of braces."""
 
     line: int
@@ -56,7 +56,7 @@ class Tag:
         return self.tokens[0].text if self.tokens and self.tokens[0].kind == "word" else ""
 
 
-def pieces(text: str) -> Iterator[Text | Tag]:
+def pieces(text: str) -> Iterator[Text | TemplateTag]:
     """The template as texts and tags, with white space trimmed where markers ask for it."""
     at, trim = 0, False
     while True:
@@ -76,7 +76,7 @@ def pieces(text: str) -> Iterator[Text | Tag]:
         at, trim = right.end(), "-" in right[0]
 
 
-def _tag(text: str, left: re.Match[str], line: int) -> tuple[Tag | None, re.Match[str]]:
+def _tag(text: str, left: re.Match[str], line: int) -> tuple[TemplateTag | None, re.Match[str]]:
     comment = _COMMENT.match(text, left.end())
     if comment is not None:
         right = _COMMENT_RIGHT.match(text, comment.end())
@@ -98,7 +98,7 @@ def _tag(text: str, left: re.Match[str], line: int) -> tuple[Tag | None, re.Matc
         at, glued = token.end(), kind in OPERANDS
     if not tokens:
         raise TemplateInvalid("there is nothing between the braces", line=line)
-    return Tag(line, tuple(tokens)), right
+    return TemplateTag(line, tuple(tokens)), right
 
 
 def _unreadable(text: str, at: int, line: int) -> TemplateInvalid:

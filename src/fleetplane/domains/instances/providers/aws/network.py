@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from fleetplane.domains.instances.providers.aws import wire
 from fleetplane.domains.instances.providers.contract import (
+    BalancerTargetState,
     ImageQuery,
     InstanceGone,
     LeaderNetwork,
@@ -20,7 +21,6 @@ from fleetplane.domains.instances.providers.contract import (
     ProviderError,
     ProviderRefused,
     TargetGroup,
-    TargetState,
 )
 from fleetplane.kernel.clock import Clock
 
@@ -61,7 +61,7 @@ class AwsNetwork(ABC):
     ) -> None:
         for group in balancer.target_groups:
             targets = [_target(provider_id, group, wake_proxy)]
-            await self._elb("register_targets", wire.Nothing, TargetGroupArn=group.id, Targets=targets)
+            await self._elb("register_targets", wire.AwsNothing, TargetGroupArn=group.id, Targets=targets)
 
     async def deregister_from_lb(
         self,
@@ -74,7 +74,9 @@ class AwsNetwork(ABC):
         for group in balancer.target_groups:
             targets = [_target(provider_id, group, wake_proxy)]
             try:
-                await self._elb("deregister_targets", wire.Nothing, TargetGroupArn=group.id, Targets=targets)
+                await self._elb(
+                    "deregister_targets", wire.AwsNothing, TargetGroupArn=group.id, Targets=targets
+                )
             except ProviderRefused as error:
                 if (
                     error.details.get("code") not in wire.NO_TARGET
@@ -88,15 +90,15 @@ class AwsNetwork(ABC):
         *,
         zone: str = "",  # noqa: ARG002
         wake_proxy: bool = False,
-    ) -> TargetState:
+    ) -> BalancerTargetState:
         states = []
         for group in balancer.target_groups:
             port = _target(provider_id, group, wake_proxy).get("Port")
             states += [
-                wire.TARGET_STATES.get(each.target_health.state, TargetState.REGISTERED)
+                wire.TARGET_STATES.get(each.target_health.state, BalancerTargetState.REGISTERED)
                 for each in await self._targets(group)
                 if each.target.id == provider_id and port in (None, each.target.port)
-            ] or [TargetState.DEREGISTERED]
+            ] or [BalancerTargetState.DEREGISTERED]
         return wire.combined(states)
 
     async def list_lb_instances(
@@ -117,7 +119,7 @@ class AwsNetwork(ABC):
     async def find_image(self, query: ImageQuery) -> str:
         owners = {"Owners": list(query.owners)} if query.owners else {}
         available = {"state": ("available",), **query.filters}
-        answer = await self._ec2("describe_images", wire.Images, Filters=wire.filters(available), **owners)
+        answer = await self._ec2("describe_images", wire.AwsImages, Filters=wire.filters(available), **owners)
         found = sorted(
             answer.images, key=lambda each: each.name if query.sort == "name" else each.creation_date
         )
@@ -133,14 +135,14 @@ class AwsNetwork(ABC):
         interface = await self._interface_of(route.provider_id)
         await self._ec2(
             "modify_network_interface_attribute",
-            wire.Nothing,
+            wire.AwsNothing,
             NetworkInterfaceId=interface,
             SourceDestCheck={"Value": False},
         )
         if route.allocation_id:
             await self._ec2(
                 "associate_address",
-                wire.Nothing,
+                wire.AwsNothing,
                 AllocationId=route.allocation_id,
                 InstanceId=route.provider_id,
                 AllowReassociation=True,
@@ -154,7 +156,7 @@ class AwsNetwork(ABC):
             )
         await self._ec2(
             "create_route" if present is None else "replace_route",
-            wire.Nothing,
+            wire.AwsNothing,
             RouteTableId=table,
             NetworkInterfaceId=interface,
             **wire.destination(route.destination),
@@ -165,17 +167,17 @@ class AwsNetwork(ABC):
         if present is None or not await self._leads_through(present, route.provider_id):
             return
         await self._ec2(
-            "delete_route", wire.Nothing, RouteTableId=table, **wire.destination(route.destination)
+            "delete_route", wire.AwsNothing, RouteTableId=table, **wire.destination(route.destination)
         )
 
-    async def _is_ours(self, present: wire.Route, route: NatRoute) -> bool:
+    async def _is_ours(self, present: wire.AwsRoute, route: NatRoute) -> bool:
         """It leads through the instance before this one, or nowhere, because that is gone."""
         if present.state == "blackhole":
             return True
         before = route.previous_provider_id
         return bool(before) and await self._leads_through(present, before)
 
-    async def _leads_through(self, present: wire.Route, provider_id: str) -> bool:
+    async def _leads_through(self, present: wire.AwsRoute, provider_id: str) -> bool:
         if present.instance_id == provider_id:
             return True
         if not present.network_interface_id:
@@ -185,7 +187,7 @@ class AwsNetwork(ABC):
         except InstanceGone:
             return False
 
-    async def _route(self, route: NatRoute) -> tuple[str, wire.Route | None]:
+    async def _route(self, route: NatRoute) -> tuple[str, wire.AwsRoute | None]:
         answer = await self._ec2(
             "describe_route_tables",
             wire.RouteTables,
@@ -219,12 +221,12 @@ class AwsNetwork(ABC):
             return
         if holder is not None:
             await self._ec2(
-                "detach_network_interface", wire.Nothing, AttachmentId=holder.attachment_id, Force=True
+                "detach_network_interface", wire.AwsNothing, AttachmentId=holder.attachment_id, Force=True
             )
             await self._free(network)
         await self._ec2(
             "attach_network_interface",
-            wire.Nothing,
+            wire.AwsNothing,
             NetworkInterfaceId=network.interface_id,
             InstanceId=provider_id,
             DeviceIndex=SECOND_INTERFACE,
@@ -233,7 +235,7 @@ class AwsNetwork(ABC):
     async def release_leader_network(self, provider_id: str, network: LeaderNetwork) -> None:
         holder = (await self._leader_interface(network)).attachment
         if holder is not None and holder.instance_id == provider_id:
-            await self._ec2("detach_network_interface", wire.Nothing, AttachmentId=holder.attachment_id)
+            await self._ec2("detach_network_interface", wire.AwsNothing, AttachmentId=holder.attachment_id)
 
     async def _free(self, network: LeaderNetwork) -> None:
         for _ in range(INTERFACE_POLLS):
@@ -242,7 +244,7 @@ class AwsNetwork(ABC):
             await self._clock.sleep(INTERFACE_POLL_SECONDS)
         raise ProviderError(f"EC2 does not let go of {network.interface_id}")
 
-    async def _leader_interface(self, network: LeaderNetwork) -> wire.Interface:
+    async def _leader_interface(self, network: LeaderNetwork) -> wire.AwsInterface:
         answer = await self._ec2(
             "describe_network_interfaces", wire.Interfaces, NetworkInterfaceIds=[network.interface_id]
         )

@@ -18,15 +18,15 @@ from fleetplane.domains.instances.providers.aws.network import AwsNetwork
 from fleetplane.domains.instances.providers.contract import (
     PAGE_LIMIT_MAX,
     PAGE_LIMIT_MIN,
-    Capability,
     Created,
     CreateRequest,
     Description,
     InstanceGone,
-    Observed,
-    Page,
+    ObservedMachine,
+    ProviderCapability,
     ProviderContext,
     ProviderError,
+    ProviderPage,
     ProviderRefused,
     ProviderStatus,
     QuotaExhausted,
@@ -90,7 +90,7 @@ class AwsProvider(AwsNetwork):
                 "max_attempts": "of one call, the first included",
             },
             args=wire.ARGS,
-            capabilities=frozenset(Capability),
+            capabilities=frozenset(ProviderCapability),
         )
 
     def configure(self, options: Mapping[str, object]) -> None:
@@ -155,10 +155,10 @@ class AwsProvider(AwsNetwork):
         instance = await self.get_instance_status(instance_id, provider_id)
         if instance.status is ProviderStatus.DELETED:
             raise InstanceGone(f"EC2 has already terminated {instance.provider_id} ({instance_id})")
-        await self._ec2("terminate_instances", wire.Nothing, InstanceIds=[instance.provider_id])
+        await self._ec2("terminate_instances", wire.AwsNothing, InstanceIds=[instance.provider_id])
         self._asked_for.pop(instance_id, None)
 
-    async def get_instance_status(self, instance_id: str, provider_id: str) -> Observed:
+    async def get_instance_status(self, instance_id: str, provider_id: str) -> ObservedMachine:
         if not provider_id:
             found = await self._look_up(instance_id)
         else:
@@ -174,7 +174,9 @@ class AwsProvider(AwsNetwork):
             raise ProviderError(f"EC2 does not show {instance_id} yet, which it was asked for moments ago")
         raise InstanceGone(f"EC2 has no instance {instance_id!r} {provider_id}".rstrip())
 
-    async def list_instances(self, cluster: str, shard: str, *, limit: int, next_token: str = "") -> Page:
+    async def list_instances(
+        self, cluster: str, shard: str, *, limit: int, next_token: str = ""
+    ) -> ProviderPage:
         names = wire.tag_names(self._options.tag_prefix)
         answer = await self._ec2(
             "describe_instances",
@@ -189,13 +191,13 @@ class AwsProvider(AwsNetwork):
             MaxResults=max(PAGE_LIMIT_MIN, min(limit, PAGE_LIMIT_MAX)),
             **({"NextToken": next_token} if next_token else {}),
         )
-        return Page(items=tuple(self._observed(answer)), next_token=answer.next_token)
+        return ProviderPage(items=tuple(self._observed(answer)), next_token=answer.next_token)
 
     async def check_subnet_capacity(self, subnet: str) -> bool:
         answer = await self._ec2("describe_subnets", wire.Subnets, SubnetIds=[subnet])
         return any(each.available_ip_address_count > 0 for each in answer.subnets)
 
-    async def _look_up(self, instance_id: str) -> Observed | None:
+    async def _look_up(self, instance_id: str) -> ObservedMachine | None:
         """The machine that carries this id; one that lives before one that is terminated."""
         name = wire.tag_names(self._options.tag_prefix)["instance"]
         found = await self._ec2(
@@ -204,7 +206,7 @@ class AwsProvider(AwsNetwork):
         instances = sorted(self._observed(found), key=lambda each: each.status is ProviderStatus.DELETED)
         return instances[0] if instances else None
 
-    async def _run(self, instance_id: str, parameters: Mapping[str, object]) -> Observed:
+    async def _run(self, instance_id: str, parameters: Mapping[str, object]) -> ObservedMachine:
         # Before the call, whose answer may be lost: from here on the machine may exist unseen.
         self._remember(instance_id)
         try:
@@ -233,7 +235,7 @@ class AwsProvider(AwsNetwork):
         asked_at = self._asked_for.get(instance_id)
         return asked_at is not None and self._context.clock.monotonic() < asked_at + SETTLING_SECONDS
 
-    def _observed(self, answer: wire.Reservations) -> list[Observed]:
+    def _observed(self, answer: wire.Reservations) -> list[ObservedMachine]:
         return [wire.observed(each, self._options.tag_prefix, self._region) for each in answer.instances]
 
     @property

@@ -10,15 +10,15 @@ import msgspec
 
 from fleetplane.domains.instances.providers.contract import (
     OWN_TAGS,
+    BalancerTargetState,
     CapacityExhausted,
     CreateRequest,
     InstanceGone,
-    Observed,
+    ObservedMachine,
     ProviderError,
     ProviderRefused,
     ProviderStatus,
     QuotaExhausted,
-    TargetState,
 )
 from fleetplane.kernel.errors import FleetplaneError, InvalidArgument
 
@@ -59,14 +59,14 @@ STATUSES: Mapping[str, ProviderStatus] = {
 }
 PRESENT = tuple(name for name, status in STATUSES.items() if status is not ProviderStatus.DELETED)
 
-TARGET_STATES: Mapping[str, TargetState] = {
-    "initial": TargetState.REGISTERED,
-    "healthy": TargetState.HEALTHY,
-    "unhealthy": TargetState.REGISTERED,
-    "unhealthy.draining": TargetState.DRAINING,
-    "draining": TargetState.DRAINING,
-    "unavailable": TargetState.REGISTERED,
-    "unused": TargetState.DEREGISTERED,
+TARGET_STATES: Mapping[str, BalancerTargetState] = {
+    "initial": BalancerTargetState.REGISTERED,
+    "healthy": BalancerTargetState.HEALTHY,
+    "unhealthy": BalancerTargetState.REGISTERED,
+    "unhealthy.draining": BalancerTargetState.DRAINING,
+    "draining": BalancerTargetState.DRAINING,
+    "unavailable": BalancerTargetState.REGISTERED,
+    "unused": BalancerTargetState.DEREGISTERED,
 }
 
 GONE = frozenset({"InvalidInstanceID.NotFound", "InvalidInstanceID.Malformed"})
@@ -113,7 +113,7 @@ class _Shape(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
     """Part of an answer; what we do not read is not named."""
 
 
-class State(_Shape, frozen=True):
+class AwsState(_Shape, frozen=True):
     name: str = ""
 
 
@@ -121,12 +121,12 @@ class Placement(_Shape, frozen=True):
     availability_zone: str = ""
 
 
-class Tag(_Shape, frozen=True):
+class AwsTag(_Shape, frozen=True):
     key: str
     value: str = ""
 
 
-class Attachment(_Shape, frozen=True):
+class InterfaceAttachment(_Shape, frozen=True):
     attachment_id: str = ""
     instance_id: str = ""
     device_index: int = 0
@@ -134,20 +134,20 @@ class Attachment(_Shape, frozen=True):
 
 class InstanceInterface(_Shape, frozen=True):
     network_interface_id: str = ""
-    attachment: Attachment = Attachment()
+    attachment: InterfaceAttachment = InterfaceAttachment()
 
 
-class Interface(_Shape, frozen=True):
+class AwsInterface(_Shape, frozen=True):
     network_interface_id: str = ""
     private_ip_address: str = ""
-    attachment: Attachment | None = None
+    attachment: InterfaceAttachment | None = None
 
 
 class Interfaces(_Shape, frozen=True):
-    network_interfaces: tuple[Interface, ...] = ()
+    network_interfaces: tuple[AwsInterface, ...] = ()
 
 
-class Route(_Shape, frozen=True):
+class AwsRoute(_Shape, frozen=True):
     destination_cidr_block: str = ""
     destination_ipv6_cidr_block: str = ""
     network_interface_id: str = ""
@@ -159,38 +159,38 @@ class Route(_Shape, frozen=True):
         return self.destination_cidr_block or self.destination_ipv6_cidr_block
 
 
-class RouteTable(_Shape, frozen=True):
+class AwsRouteTable(_Shape, frozen=True):
     route_table_id: str = ""
-    routes: tuple[Route, ...] = ()
-    tags: tuple[Tag, ...] = ()
+    routes: tuple[AwsRoute, ...] = ()
+    tags: tuple[AwsTag, ...] = ()
 
 
 class RouteTables(_Shape, frozen=True):
-    route_tables: tuple[RouteTable, ...] = ()
+    route_tables: tuple[AwsRouteTable, ...] = ()
 
 
-class Image(_Shape, frozen=True):
+class AwsImage(_Shape, frozen=True):
     image_id: str
     name: str = ""
     creation_date: str = ""
     """ISO 8601: sorts as text."""
 
 
-class Images(_Shape, frozen=True):
-    images: tuple[Image, ...] = ()
+class AwsImages(_Shape, frozen=True):
+    images: tuple[AwsImage, ...] = ()
 
 
 class Ec2Instance(_Shape, frozen=True):
     instance_id: str
     instance_type: str = ""
-    state: State = State()
+    state: AwsState = AwsState()
     placement: Placement = Placement()
     launch_time: datetime | None = None
     private_ip_address: str = ""
     ipv6_address: str = ""
     private_dns_name: str = ""
     network_interfaces: tuple[InstanceInterface, ...] = ()
-    tags: tuple[Tag, ...] = ()
+    tags: tuple[AwsTag, ...] = ()
 
     @property
     def status(self) -> ProviderStatus:
@@ -220,7 +220,7 @@ class Subnets(_Shape, frozen=True):
     subnets: tuple[Subnet, ...] = ()
 
 
-class Target(_Shape, frozen=True):
+class AwsTarget(_Shape, frozen=True):
     id: str
     port: int = 0
 
@@ -230,7 +230,7 @@ class TargetHealth(_Shape, frozen=True):
 
 
 class TargetHealthDescription(_Shape, frozen=True):
-    target: Target
+    target: AwsTarget
     target_health: TargetHealth = TargetHealth()
 
 
@@ -238,7 +238,7 @@ class TargetHealths(_Shape, frozen=True):
     target_health_descriptions: tuple[TargetHealthDescription, ...] = ()
 
 
-class Nothing(_Shape, frozen=True):
+class AwsNothing(_Shape, frozen=True):
     """An answer without anything for us."""
 
 
@@ -296,7 +296,7 @@ class TagSpecification(_Shape, frozen=True, forbid_unknown_fields=True):
     """Tags of a template's author for one type of resource, in EC2's words."""
 
     resource_type: str
-    tags: tuple[Tag, ...] = ()
+    tags: tuple[AwsTag, ...] = ()
 
 
 def _tag_specifications(request: CreateRequest, prefix: str) -> list[dict[str, object]]:
@@ -336,7 +336,7 @@ def _ec2_tags(request: CreateRequest, prefix: str) -> dict[str, str]:
     }
 
 
-def observed(instance: Ec2Instance, prefix: str, region: str) -> Observed:
+def observed(instance: Ec2Instance, prefix: str, region: str) -> ObservedMachine:
     names = {theirs: ours for ours, theirs in tag_names(prefix).items()}
     theirs = {tag.key: tag.value for tag in instance.tags if not tag.key.startswith(("aws:", prefix))}
     # Ours last: somebody's own tag may be called `tenant` too, and says nothing about whose it is.
@@ -345,7 +345,7 @@ def observed(instance: Ec2Instance, prefix: str, region: str) -> Observed:
     cluster, shard = tags.pop("cluster", ""), tags.pop("shard", "")
     if tags.get("Name") == instance_id:
         del tags["Name"]
-    return Observed(
+    return ObservedMachine(
         instance_id=instance_id,
         provider_id=instance.instance_id,
         status=instance.status,
@@ -362,16 +362,20 @@ def observed(instance: Ec2Instance, prefix: str, region: str) -> Observed:
     )
 
 
-def combined(states: Iterable[TargetState]) -> TargetState:
+def combined(states: Iterable[BalancerTargetState]) -> BalancerTargetState:
     """One word for a machine in several target groups: the one that matters for what comes next."""
     seen = set(states)
-    if TargetState.DRAINING in seen:
-        return TargetState.DRAINING
-    if seen <= {TargetState.DEREGISTERED}:
-        return TargetState.DEREGISTERED
-    if TargetState.DEREGISTERED in seen:
-        return TargetState.PARTIALLY_REGISTERED
-    return TargetState.HEALTHY if seen == {TargetState.HEALTHY} else TargetState.REGISTERED
+    if BalancerTargetState.DRAINING in seen:
+        return BalancerTargetState.DRAINING
+    if seen <= {BalancerTargetState.DEREGISTERED}:
+        return BalancerTargetState.DEREGISTERED
+    if BalancerTargetState.DEREGISTERED in seen:
+        return BalancerTargetState.PARTIALLY_REGISTERED
+    return (
+        BalancerTargetState.HEALTHY
+        if seen == {BalancerTargetState.HEALTHY}
+        else BalancerTargetState.REGISTERED
+    )
 
 
 def error(operation: str, code: str, message: str, http_status: int) -> FleetplaneError:

@@ -22,22 +22,22 @@ from typing import TypeVar
 import msgspec
 
 from fleetplane.domains.instances.providers.contract import (
-    Capability,
+    BalancerTargetState,
     Created,
     CreateRequest,
     Description,
     InstanceGone,
     LoadBalancer,
-    Observed,
-    Page,
+    ObservedMachine,
+    ProviderCapability,
     ProviderContext,
     ProviderError,
+    ProviderPage,
     ProviderStatus,
     QuotaExhausted,
-    TargetState,
 )
 from fleetplane.domains.instances.providers.local import processes
-from fleetplane.domains.instances.providers.local.records import Record, Records, Stage
+from fleetplane.domains.instances.providers.local.records import LocalInstanceRecord, LocalRecords, Stage
 from fleetplane.domains.instances.providers.options import ProviderOptions, parse
 from fleetplane.domains.instances.providers.paging import ids_after
 from fleetplane.domains.instances.providers.without_extras import WithoutExtras
@@ -78,8 +78,8 @@ class LocalProvider(WithoutExtras):
     def __init__(self, context: ProviderContext) -> None:
         self._context = context
         self._options = LocalOptions()
-        self._records = Records(context.state_directory / "local")
-        self._known: dict[str, Record] = {}
+        self._records = LocalRecords(context.state_directory / "local")
+        self._known: dict[str, LocalInstanceRecord] = {}
         self._locks = tuple(threading.Lock() for _ in range(LOCKS))
         self._threads: ThreadPoolExecutor | None = None
 
@@ -101,7 +101,7 @@ class LocalProvider(WithoutExtras):
                 "log_limit_bytes": "size at which an agent's log is rolled over",
             },
             args={"environment": "variables for this template's agents"},
-            capabilities=frozenset({Capability.LOAD_BALANCERS}),
+            capabilities=frozenset({ProviderCapability.LOAD_BALANCERS}),
             durable=not self._options.stop_on_close,
             prompt=True,
         )
@@ -163,11 +163,13 @@ class LocalProvider(WithoutExtras):
         self._find(instance_id, provider_id)
         await self._run(lambda: self._end(instance_id))
 
-    async def get_instance_status(self, instance_id: str, provider_id: str) -> Observed:
+    async def get_instance_status(self, instance_id: str, provider_id: str) -> ObservedMachine:
         record = self._find(instance_id, provider_id)
         return await self._run(lambda: self._observe(record))
 
-    async def list_instances(self, cluster: str, shard: str, *, limit: int, next_token: str = "") -> Page:
+    async def list_instances(
+        self, cluster: str, shard: str, *, limit: int, next_token: str = ""
+    ) -> ProviderPage:
         owned = sorted(
             record.instance_id
             for record in tuple(self._known.values())
@@ -176,7 +178,7 @@ class LocalProvider(WithoutExtras):
         ids, token = ids_after(owned, next_token, limit)
         records = [record for each in ids if (record := self._known.get(each)) is not None]
         items = await self._run(lambda: tuple(self._observe(record) for record in records))
-        return Page(items=items, next_token=token)
+        return ProviderPage(items=items, next_token=token)
 
     async def check_subnet_capacity(self, subnet: str) -> bool:  # noqa: ARG002  # there is but one computer
         return len(self._known) < self._options.max_instances
@@ -210,8 +212,8 @@ class LocalProvider(WithoutExtras):
         *,
         zone: str = "",  # noqa: ARG002
         wake_proxy: bool = False,  # noqa: ARG002
-    ) -> TargetState:
-        return TargetState.HEALTHY
+    ) -> BalancerTargetState:
+        return BalancerTargetState.HEALTHY
 
     async def list_lb_instances(
         self,
@@ -248,7 +250,7 @@ class LocalProvider(WithoutExtras):
                     # Nobody was told of a half-made one: a retry makes it anew; if none comes, none leaks.
                     self._clear(record.instance_id)
 
-    def _create(self, request: CreateRequest, environment: Mapping[str, str]) -> Observed:
+    def _create(self, request: CreateRequest, environment: Mapping[str, str]) -> ObservedMachine:
         instance_id = request.instance_id
         directory = self._records.directory(instance_id)
         with self._lock(instance_id):
@@ -257,7 +259,7 @@ class LocalProvider(WithoutExtras):
                 return self._observe(record)
             if len(self._known) >= self._options.max_instances:
                 raise QuotaExhausted(f"{self._options.max_instances} local instances are all there may be")
-            record = Record(
+            record = LocalInstanceRecord(
                 instance_id=instance_id,
                 stage=Stage.CREATING,
                 cluster=request.cluster,
@@ -275,7 +277,7 @@ class LocalProvider(WithoutExtras):
                 raise
             return self._observe(self._settle(record))
 
-    def _settle(self, record: Record) -> Record:
+    def _settle(self, record: LocalInstanceRecord) -> LocalInstanceRecord:
         record = msgspec.structs.replace(record, stage=Stage.CREATED)
         self._records.write(record)
         self._known[record.instance_id] = record
@@ -299,13 +301,13 @@ class LocalProvider(WithoutExtras):
         processes.end(directory, processes.noted(directory), grace_seconds=self._options.stop_grace_seconds)
         self._records.remove(instance_id)
 
-    def _find(self, instance_id: str, provider_id: str) -> Record:
+    def _find(self, instance_id: str, provider_id: str) -> LocalInstanceRecord:
         record = self._known.get(instance_id)
         if record is None or provider_id not in ("", provider_id_of(instance_id)):
             raise InstanceGone(f"there is no local instance {instance_id!r}")
         return record
 
-    def _observe(self, record: Record) -> Observed:
+    def _observe(self, record: LocalInstanceRecord) -> ObservedMachine:
         directory = self._records.directory(record.instance_id)
         process = processes.noted(directory)
         alive = process is not None and processes.is_alive(process, directory)
@@ -314,7 +316,7 @@ class LocalProvider(WithoutExtras):
         else:
             status = ProviderStatus.RUNNING if alive else ProviderStatus.DELETED
         self._records.roll_log(record.instance_id, self._options.log_limit_bytes)
-        return Observed(
+        return ObservedMachine(
             instance_id=record.instance_id,
             provider_id=provider_id_of(record.instance_id),
             status=status,

@@ -41,7 +41,7 @@ class Stage(StrEnum):
     DELETING = "deleting"
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True):
+class LocalInstanceRecord(msgspec.Struct, frozen=True, kw_only=True):
     """An instance as the local provider keeps it. Holds no secret: the nonce has its own file."""
 
     instance_id: str
@@ -53,7 +53,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     launched_at_ns: int
 
 
-class Records:
+class LocalRecords:
     """The instances' directories below one root. Every method blocks."""
 
     def __init__(self, root: Path) -> None:
@@ -71,19 +71,19 @@ class Records:
             if entry.is_dir() and (entry.name.startswith(TRASH_PREFIX) or not (entry / RECORD_FILE).exists()):
                 shutil.rmtree(entry)  # without a record nothing was ever started in it
 
-    def all(self) -> Iterator[Record]:
+    def all(self) -> Iterator[LocalInstanceRecord]:
         for entry in sorted(self.root.iterdir()):
             if (record := self.read(entry.name)) is not None:
                 yield record
 
-    def read(self, instance_id: str) -> Record | None:
+    def read(self, instance_id: str) -> LocalInstanceRecord | None:
         try:
             data = (self.root / instance_id / RECORD_FILE).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             return None
-        return msgspec.json.decode(data, type=Record)
+        return msgspec.json.decode(data, type=LocalInstanceRecord)
 
-    def write(self, record: Record) -> None:
+    def write(self, record: LocalInstanceRecord) -> None:
         directory = self.directory(record.instance_id)
         directory.mkdir(mode=0o700, exist_ok=True)
         write_durably(directory / RECORD_FILE, msgspec.json.encode(record), mode=PRIVATE)

@@ -12,12 +12,12 @@ from contextlib import AbstractAsyncContextManager
 from fnmatch import fnmatchcase
 
 from fleetplane.domains.instances.providers.contract import (
+    BalancerTargetState,
     ImageQuery,
     LeaderNetwork,
     LoadBalancer,
     NatRoute,
     ProviderRefused,
-    TargetState,
 )
 
 
@@ -72,11 +72,15 @@ class MockNetwork(ABC):
         *,
         zone: str = "",  # noqa: ARG002
         wake_proxy: bool = False,  # noqa: ARG002
-    ) -> TargetState:
+    ) -> BalancerTargetState:
         async with self._call("get_lb_target_state"):
             if provider_id in self.targets[balancer.key]:
-                return TargetState.HEALTHY
-            return TargetState.DRAINING if provider_id in self.ending else TargetState.DEREGISTERED
+                return BalancerTargetState.HEALTHY
+            return (
+                BalancerTargetState.DRAINING
+                if provider_id in self.ending
+                else BalancerTargetState.DEREGISTERED
+            )
 
     async def list_lb_instances(
         self,

@@ -1,6 +1,6 @@
 """Machines that exist only in this process, doing whatever a test or a rehearsal asks of them.
 
-Nothing here is slow, lost or broken unless it is scripted: by `Fault`s, given as options or at
+Nothing here is slow, lost or broken unless it is scripted: by `MockFault`s, given as options or at
 run time, and by the methods below `MockProvider.script`. With a `state_file` the machines outlive
 the process, as real ones would outlive a killed server.
 """
@@ -19,16 +19,16 @@ from typing import Literal
 import msgspec
 
 from fleetplane.domains.instances.providers.contract import (
-    Capability,
     CapacityExhausted,
     Created,
     CreateRequest,
     Description,
     InstanceGone,
-    Observed,
-    Page,
+    ObservedMachine,
+    ProviderCapability,
     ProviderContext,
     ProviderError,
+    ProviderPage,
     ProviderRefused,
     ProviderStatus,
     QuotaExhausted,
@@ -51,7 +51,7 @@ ERRORS: Mapping[str, type[FleetplaneError]] = {
 }
 
 
-class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class MockFault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What befalls the next calls of one operation."""
 
     operation: str
@@ -73,15 +73,15 @@ class MockOptions(ProviderOptions, frozen=True):
     """0: no quota."""
     full_subnets: tuple[str, ...] = ()
     first_status: ProviderStatus = ProviderStatus.RUNNING
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[MockFault, ...] = ()
     images: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Ids by name, oldest first: what look-ups by the filter `name` find."""
 
 
-class _Entry(msgspec.Struct, frozen=True, omit_defaults=True):
+class _StateLine(msgspec.Struct, frozen=True, omit_defaults=True):
     """One line of the state file: an instance as it now is, or one that is no more."""
 
-    put: Observed | None = None
+    put: ObservedMachine | None = None
     drop: str = ""
 
 
@@ -92,9 +92,9 @@ class MockProvider(MockNetwork):
         super().__init__()
         self._context = context
         self._options = MockOptions()
-        self._instances: dict[str, Observed] = {}
+        self._instances: dict[str, ObservedMachine] = {}
         self._ids: dict[Owner, list[str]] = defaultdict(list)
-        self._faults: list[Fault] = []
+        self._faults: list[MockFault] = []
         self._full_subnets: set[str] = set()
         self._journal: int | None = None
         self.on_create = on_create
@@ -118,7 +118,7 @@ class MockProvider(MockNetwork):
                 "images": "image ids by name, oldest first",
                 "faults": "what goes wrong: operation, count, after, delay_seconds, error",
             },
-            capabilities=frozenset(Capability),
+            capabilities=frozenset(ProviderCapability),
             durable=bool(self._options.state_file),
             prompt=True,
         )
@@ -145,7 +145,7 @@ class MockProvider(MockNetwork):
             self._remember(instance)
         # Compacted by replacing it, so that a crash here leaves the old file or the new one.
         fresh = path.with_suffix(".new")
-        fresh.write_bytes(b"".join(_line(_Entry(put=instance)) for instance in self._instances.values()))
+        fresh.write_bytes(b"".join(_line(_StateLine(put=instance)) for instance in self._instances.values()))
         fresh.replace(path)
         self._journal = os.open(path, os.O_WRONLY | os.O_APPEND)
 
@@ -156,7 +156,7 @@ class MockProvider(MockNetwork):
 
     # What a test says to it.
 
-    def script(self, fault: Fault) -> None:
+    def script(self, fault: MockFault) -> None:
         """Let `fault` befall the next calls; faults of one operation are used up in order."""
         self._faults.append(fault)
 
@@ -176,7 +176,7 @@ class MockProvider(MockNetwork):
         self._full_subnets.add(subnet)
 
     @property
-    def instances(self) -> Mapping[str, Observed]:
+    def instances(self) -> Mapping[str, ObservedMachine]:
         """What exists, by instance id."""
         return self._instances
 
@@ -198,14 +198,16 @@ class MockProvider(MockNetwork):
             self._find(instance_id, provider_id)
             self._drop(instance_id)
 
-    async def get_instance_status(self, instance_id: str, provider_id: str) -> Observed:
+    async def get_instance_status(self, instance_id: str, provider_id: str) -> ObservedMachine:
         async with self._call("get_instance_status"):
             return self._find(instance_id, provider_id)
 
-    async def list_instances(self, cluster: str, shard: str, *, limit: int, next_token: str = "") -> Page:
+    async def list_instances(
+        self, cluster: str, shard: str, *, limit: int, next_token: str = ""
+    ) -> ProviderPage:
         async with self._call("list_instances"):
             ids, token = ids_after(self._ids.get((cluster, shard), ()), next_token, limit)
-            return Page(items=tuple(self._instances[each] for each in ids), next_token=token)
+            return ProviderPage(items=tuple(self._instances[each] for each in ids), next_token=token)
 
     async def check_subnet_capacity(self, subnet: str) -> bool:
         async with self._call("check_subnet_capacity"):
@@ -226,7 +228,7 @@ class MockProvider(MockNetwork):
         if fault is not None and fault.after:
             await self._suffer(fault)
 
-    def _next_fault(self, operation: str) -> Fault | None:
+    def _next_fault(self, operation: str) -> MockFault | None:
         for index, fault in enumerate(self._faults):
             if fault.operation == operation:
                 if fault.count == 1:
@@ -236,19 +238,19 @@ class MockProvider(MockNetwork):
                 return fault
         return None
 
-    async def _suffer(self, fault: Fault) -> None:
+    async def _suffer(self, fault: MockFault) -> None:
         if fault.delay_seconds:
             await self._context.clock.sleep(fault.delay_seconds)
         if fault.error:
             what = "the answer was lost" if fault.after else "as scripted"
             raise ERRORS[fault.error](f"mock: {fault.operation} failed, {what}")
 
-    def _make(self, request: CreateRequest) -> Observed:
+    def _make(self, request: CreateRequest) -> ObservedMachine:
         if request.subnet in self._full_subnets:
             raise CapacityExhausted(f"mock: subnet {request.subnet!r} has no free address")
         if self._options.max_instances and len(self._instances) >= self._options.max_instances:
             raise QuotaExhausted(f"mock: {self._options.max_instances} instances are all there may be")
-        return Observed(
+        return ObservedMachine(
             instance_id=request.instance_id,
             provider_id=f"mock-{request.instance_id}",
             status=self._options.first_status,
@@ -263,17 +265,17 @@ class MockProvider(MockNetwork):
             tags=request.all_tags(),
         )
 
-    def _find(self, instance_id: str, provider_id: str) -> Observed:
+    def _find(self, instance_id: str, provider_id: str) -> ObservedMachine:
         instance = self._instances.get(instance_id)
         if instance is None or (provider_id and provider_id != instance.provider_id):
             raise InstanceGone(f"mock has no instance {instance_id!r}")
         return instance
 
-    def _put(self, instance: Observed) -> None:
+    def _put(self, instance: ObservedMachine) -> None:
         self._remember(instance)
-        self._note(_Entry(put=instance))
+        self._note(_StateLine(put=instance))
 
-    def _remember(self, instance: Observed) -> None:
+    def _remember(self, instance: ObservedMachine) -> None:
         if instance.instance_id not in self._instances:
             insort(self._ids[instance.cluster, instance.shard], instance.instance_id)
         self._instances[instance.instance_id] = instance
@@ -283,20 +285,20 @@ class MockProvider(MockNetwork):
         siblings = self._ids[instance.cluster, instance.shard]
         del siblings[bisect_left(siblings, instance_id)]
         self.lose(instance.provider_id)
-        self._note(_Entry(drop=instance_id))
+        self._note(_StateLine(drop=instance_id))
 
-    def _note(self, entry: _Entry) -> None:
+    def _note(self, entry: _StateLine) -> None:
         # Unsynced: it must survive the death of this process, not of the machine.
         if self._journal is not None:
             os.write(self._journal, _line(entry))
 
 
-def read_state(path: Path) -> dict[str, Observed]:
+def read_state(path: Path) -> dict[str, ObservedMachine]:
     """The instances in a state file, also while a provider writes it. A torn last line is ignored."""
-    instances: dict[str, Observed] = {}
+    instances: dict[str, ObservedMachine] = {}
     if not path.exists():
         return instances
-    decoder = msgspec.json.Decoder(_Entry)
+    decoder = msgspec.json.Decoder(_StateLine)
     whole = path.read_bytes().rpartition(b"\n")[0]
     for line in whole.splitlines():
         entry = decoder.decode(line)
@@ -307,5 +309,5 @@ def read_state(path: Path) -> dict[str, Observed]:
     return instances
 
 
-def _line(entry: _Entry) -> bytes:
+def _line(entry: _StateLine) -> bytes:
     return msgspec.json.encode(entry) + b"\n"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fleetplane.domains.proxies.acme.errors import IssuanceFailed
-from fleetplane.domains.proxies.acme.workers import Workers
+from fleetplane.domains.proxies.acme.workers import AcmeWorkers
 
 TTL_SECONDS = 120
 """The shortest that most providers accept."""
@@ -19,7 +19,7 @@ class LexiconDns:
     list that it downloads without a time limit; so its providers are used without that client.
     """
 
-    def __init__(self, workers: Workers, *, provider: str, zone: str, options: Mapping[str, str]) -> None:
+    def __init__(self, workers: AcmeWorkers, *, provider: str, zone: str, options: Mapping[str, str]) -> None:
         self._workers = workers
         self._provider = provider
         self._zone = zone.rstrip(".").lower()

@@ -17,14 +17,19 @@ import structlog
 
 from fleetplane.domains.proxies.agent.nginx import change_journal as journals
 from fleetplane.domains.proxies.agent.nginx import parts
-from fleetplane.domains.proxies.agent.nginx.change_journal import Journal, Phase, State, Status
-from fleetplane.domains.proxies.agent.nginx.confirmation import Confirmed, Refused, Verdict
+from fleetplane.domains.proxies.agent.nginx.change_journal import (
+    ChangeJournal,
+    ChangePhase,
+    VersionState,
+    VersionStatus,
+)
+from fleetplane.domains.proxies.agent.nginx.confirmation import Confirmed, RefusedVersion, Verdict
 from fleetplane.domains.proxies.agent.nginx.control import Nginx
-from fleetplane.domains.proxies.agent.nginx.releases import Release, Releases
+from fleetplane.domains.proxies.agent.nginx.releases import StagedVersion, StagedVersions
 from fleetplane.domains.proxies.agent.nginx.staging import (
     Down,
     Stager,
-    Step,
+    StagingStep,
     keep_busy_ports_aside,
     still_listed,
 )
@@ -39,30 +44,30 @@ from fleetplane.node.tasks import in_thread
 LEAST_GAP_SECONDS: Final = 1.0
 """Between two reloads: each leaves workers behind that drain their connections."""
 
-Report = Callable[[Status], Awaitable[None]]
+Report = Callable[[VersionStatus], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApplyOutcome:
-    state: State
+    state: VersionState
     error: str = ""
     set_aside: Mapping[str, str] = field(default_factory=dict)
     """With SUCCESS: parts that are not in service, each with its error."""
 
 
-class Applier:
+class VersionApplier:
     """`managed`: NGINX is ours to start; otherwise somebody else's, and ours to signal."""
 
     def __init__(
         self,
         *,
         nginx: Nginx,
-        releases: Releases,
+        releases: StagedVersions,
         clock: Clock,
         log: structlog.typing.FilteringBoundLogger,
         managed: bool,
         least_gap_seconds: float = LEAST_GAP_SECONDS,
-        witness: Callable[[Step], None] = lambda _: None,
+        witness: Callable[[StagingStep], None] = lambda _: None,
     ) -> None:
         self._nginx = nginx
         self._releases = releases
@@ -72,11 +77,11 @@ class Applier:
         self._least_gap_seconds = least_gap_seconds
         self._witness = witness
         self._path = nginx.site.paths.journal
-        self._journal = Journal()
+        self._journal = ChangeJournal()
         self._stager = Stager(nginx, releases, serial=self._next_serial, witness=witness)
         self._lock = asyncio.Lock()  # one operation at a time on the link and on the process
         self._reloaded_at = -least_gap_seconds
-        self.live: Release | None = None
+        self.live: StagedVersion | None = None
         """The release that is trusted; there is one as soon as the applier is open."""
         self.lineage = ""
         """Of the server's store, as it last said; empty if it did not."""
@@ -89,7 +94,7 @@ class Applier:
         return f"<Applier live={self._journal.live} {self._journal.phase} broken={self.broken!r}>"
 
     @property
-    def last_status(self) -> Status | None:
+    def last_status(self) -> VersionStatus | None:
         """The last status of a version that the server may not have received yet."""
         return self._journal.status
 
@@ -101,7 +106,7 @@ class Applier:
     def stopped(self) -> bool:
         return self._journal.stopped
 
-    async def forget_status(self, status: Status) -> None:
+    async def forget_status(self, status: VersionStatus) -> None:
         """The server has it."""
         async with self._lock:
             if self._journal.status == status:
@@ -117,22 +122,22 @@ class Applier:
             if not self._journal.live:
                 await self._bootstrap()
             self.live = self._releases.load(self._journal.live)
-            if self.held and self._journal.phase is not Phase.LIVE:
+            if self.held and self._journal.phase is not ChangePhase.LIVE:
                 self._abandon()
             match self._journal.phase:
-                case Phase.LIVE if self._is_outdated(self.live):
+                case ChangePhase.LIVE if self._is_outdated(self.live):
                     await self._write_anew(self.live)
-                case Phase.LIVE:
+                case ChangePhase.LIVE:
                     await self._resume()
-                case Phase.SWITCHING:
+                case ChangePhase.SWITCHING:
                     target = self._interrupted()
                     await self._try(target, tells=_is_news(target, self.live))
-                case Phase.REVERTING:
+                case ChangePhase.REVERTING:
                     target = self._interrupted()
                     await self._revert(target, tells=_is_news(target, self.live))
             self._releases.sweep(keep=[self._journal.live])
 
-    def _interrupted(self) -> Release:
+    def _interrupted(self) -> StagedVersion:
         self._log.warning("change_was_interrupted", release=self._journal.target, phase=self._journal.phase)
         return self._releases.load(self._journal.target)
 
@@ -140,7 +145,7 @@ class Applier:
         """Forget a change that was under way when another NGINX had to serve again."""
         target, journal = self._journal.target, self._journal
         self._releases.switch(journal.live)
-        self._write((journal.fail("") if journal.phase is Phase.SWITCHING else journal).confirm(None))
+        self._write((journal.fail("") if journal.phase is ChangePhase.SWITCHING else journal).confirm(None))
         self._releases.discard(target)
 
     async def _bootstrap(self) -> None:
@@ -154,11 +159,11 @@ class Applier:
         self._releases.switch(name)
         self._write(journal.begin(name).confirm(None))
 
-    def _is_outdated(self, live: Release) -> bool:
+    def _is_outdated(self, live: StagedVersion) -> bool:
         """Whether it was written by an agent that wrote what this one would not."""
         return live.manifest.rendering != RENDERING and not self._unready()
 
-    async def _write_anew(self, live: Release) -> None:
+    async def _write_anew(self, live: StagedVersion) -> None:
         """Serve the same version as this agent writes it. What it would not write is set aside."""
         nothing = pb.ConfigUpdate()  # what is in service has no precedence here
         setting = parts.Setting(live.update, nothing)
@@ -166,7 +171,7 @@ class Applier:
         if staged is not None:
             outcome = await self._change(staged, tells=False)
         elif error:
-            outcome = ApplyOutcome(state=State.FAILED, error=error)
+            outcome = ApplyOutcome(state=VersionState.FAILED, error=error)
         else:
             outcome = await self._renew(live, live.down)
         self._log.warning(
@@ -187,7 +192,7 @@ class Applier:
             self._judge(await self._nginx.reload(live))
 
     def _judge(self, verdict: Verdict) -> None:
-        self.broken = verdict.words if isinstance(verdict, Refused) else ""
+        self.broken = verdict.words if isinstance(verdict, RefusedVersion) else ""
         if self.broken:
             self._log.error("nginx_does_not_serve", error=self.broken)
 
@@ -202,7 +207,7 @@ class Applier:
         """
 
         async def tell(
-            state: State, error: str = "", set_aside: Mapping[str, str] | None = None
+            state: VersionState, error: str = "", set_aside: Mapping[str, str] | None = None
         ) -> ApplyOutcome:
             outcome = ApplyOutcome(state=state, error=error, set_aside=set_aside or {})
             status = self._status(update.config_id, update.version, outcome)
@@ -215,23 +220,27 @@ class Applier:
             if takes_over:
                 self.held = ""
             live = self._trusted()
-            await tell(State.PENDING)
+            await tell(VersionState.PENDING)
             same = update.version == live.manifest.version and checksum(update) == live.manifest.checksum
             if same and not live.manifest.set_aside:
-                return await tell(State.SUCCESS)
+                return await tell(VersionState.SUCCESS)
             if self._is_stale(update, live):
                 return await tell(
-                    State.FAILED, f"stale version: {live.manifest.version} is already in service"
+                    VersionState.FAILED, f"stale version: {live.manifest.version} is already in service"
                 )
-            await tell(State.VALIDATING)
-            outcome = await self._bring(update, live, again=same, applying=lambda: tell(State.APPLYING))
-            if same and outcome.state is not State.SUCCESS:
+            await tell(VersionState.VALIDATING)
+            outcome = await self._bring(
+                update, live, again=same, applying=lambda: tell(VersionState.APPLYING)
+            )
+            if same and outcome.state is not VersionState.SUCCESS:
                 # Nothing was lost by trying: the version is in service as it was before.
                 aside = live.manifest.set_aside
-                outcome = ApplyOutcome(state=State.SUCCESS, error=parts.summary(aside), set_aside=aside)
+                outcome = ApplyOutcome(
+                    state=VersionState.SUCCESS, error=parts.summary(aside), set_aside=aside
+                )
             return await tell(outcome.state, outcome.error, outcome.set_aside)
 
-    def _is_stale(self, update: pb.ConfigUpdate, live: Release) -> bool:
+    def _is_stale(self, update: pb.ConfigUpdate, live: StagedVersion) -> bool:
         """A lower version is a late one, unless the server's store is another than the one it came from."""
         known = live.manifest.lineage
         reborn = bool(self.lineage and known) and self.lineage != known
@@ -240,7 +249,7 @@ class Applier:
     async def _bring(
         self,
         update: pb.ConfigUpdate,
-        live: Release,
+        live: StagedVersion,
         *,
         again: bool,
         applying: Callable[[], Awaitable[object]],
@@ -255,14 +264,14 @@ class Applier:
             if staged is None:
                 if not error:
                     return _in_service(setting.aside)
-                return rolled_back or ApplyOutcome(state=State.FAILED, error=error)
+                return rolled_back or ApplyOutcome(state=VersionState.FAILED, error=error)
             if error := self._unready():
                 self._releases.discard(staged.name)
-                return ApplyOutcome(state=State.FAILED, error=error)
+                return ApplyOutcome(state=VersionState.FAILED, error=error)
             if rolled_back is None:
                 await applying()
             outcome = await self._change(staged, tells=True)
-            if outcome.state is not State.ROLLED_BACK:
+            if outcome.state is not VersionState.ROLLED_BACK:
                 return outcome
             rolled_back = rolled_back or outcome
             blamed = parts.blamed_by_reload(outcome.error, staged.served, self._nginx.site)
@@ -275,9 +284,9 @@ class Applier:
             live = self._trusted()
             down = still_listed(live.served, down)
             if {name: servers for name, servers in down.items() if servers} == live.down:
-                return ApplyOutcome(state=State.SUCCESS)
+                return ApplyOutcome(state=VersionState.SUCCESS)
             if error := self._unready():
-                return ApplyOutcome(state=State.FAILED, error=error)
+                return ApplyOutcome(state=VersionState.FAILED, error=error)
             return await self._renew(live, down)
 
     async def repair(self) -> ApplyOutcome:
@@ -285,7 +294,7 @@ class Applier:
         async with self._paced():
             live = self._trusted()
             if error := self._unready():
-                return ApplyOutcome(state=State.FAILED, error=error)
+                return ApplyOutcome(state=VersionState.FAILED, error=error)
             return await self._renew(live, live.down)
 
     async def try_out(self, candidate: pb.ConfigUpdate) -> str:
@@ -300,7 +309,7 @@ class Applier:
                 self._releases.discard(staged.name)
             return "" if fault is None else fault.words
 
-    async def _renew(self, live: Release, down: Down) -> ApplyOutcome:
+    async def _renew(self, live: StagedVersion, down: Down) -> ApplyOutcome:
         """Write the same version as a new release."""
         staged, fault = await self._stager.stage(
             live.update,
@@ -312,11 +321,11 @@ class Applier:
             lineage=live.manifest.lineage,
         )
         if fault is not None:
-            return ApplyOutcome(state=State.FAILED, error=fault.words)
+            return ApplyOutcome(state=VersionState.FAILED, error=fault.words)
         assert staged is not None
         return await self._change(staged, tells=False)
 
-    def _trusted(self) -> Release:
+    def _trusted(self) -> StagedVersion:
         if self.live is None:
             raise FailedPrecondition("the applier is not open")
         return self.live
@@ -330,43 +339,45 @@ class Applier:
             return "NGINX is not running"
         return ""
 
-    async def _change(self, staged: Release, *, tells: bool) -> ApplyOutcome:
+    async def _change(self, staged: StagedVersion, *, tells: bool) -> ApplyOutcome:
         self._write(self._journal.begin(staged.name))
-        self._witness(Step.JOURNALED)
+        self._witness(StagingStep.JOURNALED)
         return await self._try(staged, tells=tells)
 
-    async def _try(self, target: Release, *, tells: bool) -> ApplyOutcome:
+    async def _try(self, target: StagedVersion, *, tells: bool) -> ApplyOutcome:
         """Link the release on trial and see it work, or go back."""
         self._releases.switch(target.name)
-        self._witness(Step.SWITCHED)
+        self._witness(StagingStep.SWITCHED)
         verdict = await self._take(target.name)
-        self._witness(Step.RELOADED)
-        if isinstance(verdict, Refused):
+        self._witness(StagingStep.RELOADED)
+        if isinstance(verdict, RefusedVersion):
             self._log.warning("release_refused", release=target.name, error=verdict.words)
             self._write(self._journal.fail(verdict.words))
-            self._witness(Step.REVERTING)
+            self._witness(StagingStep.REVERTING)
             return await self._revert(target, tells=tells)
         outcome = _in_service(target.manifest.set_aside)
         self._write(self._journal.confirm(self._status_of(target, outcome) if tells else None))
-        self._witness(Step.RECORDED)
+        self._witness(StagingStep.RECORDED)
         self.live, self.broken = target, ""
         self._releases.sweep(keep=[target.name])
         self._log.info("release_in_service", release=target.name)
         return outcome
 
-    async def _revert(self, target: Release, *, tells: bool) -> ApplyOutcome:
+    async def _revert(self, target: StagedVersion, *, tells: bool) -> ApplyOutcome:
         """Back to the trusted release. Its workers may never have stopped; it is confirmed all the same."""
         live, error = self._journal.live, self._journal.error
         self._releases.switch(live)
-        self._witness(Step.SWITCHED_BACK)
+        self._witness(StagingStep.SWITCHED_BACK)
         verdict = await self._take(live)
-        self._witness(Step.RELOADED_BACK)
+        self._witness(StagingStep.RELOADED_BACK)
         if isinstance(verdict, Confirmed):
-            outcome = ApplyOutcome(state=State.ROLLED_BACK, error=error)
+            outcome = ApplyOutcome(state=VersionState.ROLLED_BACK, error=error)
             journal = self._journal.confirm(self._status_of(target, outcome) if tells else None)
         else:
             words = verdict.words if verdict is not None else "not confirmed"
-            outcome = ApplyOutcome(state=State.FAILED, error=f"rollback failed: {words}; at first: {error}")
+            outcome = ApplyOutcome(
+                state=VersionState.FAILED, error=f"rollback failed: {words}; at first: {error}"
+            )
             journal = self._journal.fail(words, self._status_of(target, outcome) if tells else None)
         self._judge(verdict)
         self._write(journal)
@@ -378,18 +389,18 @@ class Applier:
         self._reloaded_at = self._clock.monotonic()
         if self._nginx.master() is None and self._managed:
             return await self._nginx.start(release)
-        return await self._nginx.reload(release, signalled=lambda: self._witness(Step.SIGNALLED))
+        return await self._nginx.reload(release, signalled=lambda: self._witness(StagingStep.SIGNALLED))
 
-    def _status_of(self, target: Release, outcome: ApplyOutcome) -> Status:
+    def _status_of(self, target: StagedVersion, outcome: ApplyOutcome) -> VersionStatus:
         return self._status(target.manifest.config_id, target.manifest.version, outcome)
 
-    def _status(self, config_id: str, version: int, outcome: ApplyOutcome) -> Status:
-        return Status(
+    def _status(self, config_id: str, version: int, outcome: ApplyOutcome) -> VersionStatus:
+        return VersionStatus(
             config_id=config_id,
             version=version,
             state=outcome.state,
             error=outcome.error,
-            applied_at_ms=self._clock.now_ns() // 1_000_000 if outcome.state is State.SUCCESS else 0,
+            applied_at_ms=self._clock.now_ns() // 1_000_000 if outcome.state is VersionState.SUCCESS else 0,
             set_aside=dict(outcome.set_aside),
         )
 
@@ -397,7 +408,7 @@ class Applier:
         self._write(self._journal.take_serial())
         return self._journal.serial
 
-    def _write(self, journal: Journal) -> None:
+    def _write(self, journal: ChangeJournal) -> None:
         journals.write(self._path, journal)
         self._journal = journal
 
@@ -415,7 +426,7 @@ class Applier:
         async with self._paced():
             live = self._trusted().name
             if error := self.held or await self._nginx.test(self._releases.config(live)):
-                return ApplyOutcome(state=State.FAILED, error=error)
+                return ApplyOutcome(state=VersionState.FAILED, error=error)
             self._reloaded_at = self._clock.monotonic()
             return self._seen(await self._nginx.reload(live))
 
@@ -424,9 +435,9 @@ class Applier:
         async with self._lock:
             live = self._trusted().name
             if error := self.held or await self._nginx.test(self._releases.config(live)):
-                return ApplyOutcome(state=State.FAILED, error=error)
+                return ApplyOutcome(state=VersionState.FAILED, error=error)
             if not await self._nginx.stop(graceful=not force, within_seconds=within_seconds):
-                return ApplyOutcome(state=State.FAILED, error="NGINX does not stop")
+                return ApplyOutcome(state=VersionState.FAILED, error="NGINX does not stop")
             self._write(self._journal.with_stopped(False))
             if self._managed:
                 return self._seen(await self._nginx.start(live))
@@ -437,18 +448,20 @@ class Applier:
         deadline = self._clock.monotonic() + within_seconds
         while await self._nginx.answering() != self._trusted().name:
             if self._clock.monotonic() > deadline:
-                return ApplyOutcome(state=State.FAILED, error="NGINX was stopped and nobody started it again")
+                return ApplyOutcome(
+                    state=VersionState.FAILED, error="NGINX was stopped and nobody started it again"
+                )
             await self._clock.sleep(0.1)
-        return ApplyOutcome(state=State.SUCCESS)
+        return ApplyOutcome(state=VersionState.SUCCESS)
 
     async def stop(self, *, graceful: bool, within_seconds: float) -> ApplyOutcome:
         async with self._lock:
             if self.held:
-                return ApplyOutcome(state=State.FAILED, error=self.held)
+                return ApplyOutcome(state=VersionState.FAILED, error=self.held)
             self._write(self._journal.with_stopped(True))
             if await self._nginx.stop(graceful=graceful, within_seconds=within_seconds):
-                return ApplyOutcome(state=State.SUCCESS)
-            return ApplyOutcome(state=State.FAILED, error="NGINX is still running")
+                return ApplyOutcome(state=VersionState.SUCCESS)
+            return ApplyOutcome(state=VersionState.FAILED, error="NGINX is still running")
 
     async def revive(self) -> ApplyOutcome | None:
         """Start our NGINX if it should run and does not; None if there was nothing to do."""
@@ -465,7 +478,7 @@ class Applier:
         """
         live = self._trusted()
         verdict = await self._nginx.start(live.name)
-        if not isinstance(verdict, Refused):
+        if not isinstance(verdict, RefusedVersion):
             return verdict
         words, setting = verdict.words, parts.Setting(live.update, live.served, known=live.manifest.resolved)
         setting.aside, setting.pinned = dict(live.manifest.set_aside), dict(live.manifest.pinned)
@@ -481,7 +494,7 @@ class Applier:
             )
             if staged is not None:
                 outcome = await self._change(staged, tells=True)
-                return Confirmed() if outcome.state is State.SUCCESS else Refused(outcome.error)
+                return Confirmed() if outcome.state is VersionState.SUCCESS else RefusedVersion(outcome.error)
             words = fault.words if fault is not None else ""
         return verdict
 
@@ -524,15 +537,15 @@ class Applier:
 
     def _seen(self, verdict: Verdict) -> ApplyOutcome:
         self._judge(verdict)
-        if isinstance(verdict, Refused):
-            return ApplyOutcome(state=State.FAILED, error=verdict.words)
-        return ApplyOutcome(state=State.SUCCESS)
+        if isinstance(verdict, RefusedVersion):
+            return ApplyOutcome(state=VersionState.FAILED, error=verdict.words)
+        return ApplyOutcome(state=VersionState.SUCCESS)
 
 
 def _in_service(aside: Mapping[str, str]) -> ApplyOutcome:
-    return ApplyOutcome(state=State.SUCCESS, error=parts.summary(aside), set_aside=dict(aside))
+    return ApplyOutcome(state=VersionState.SUCCESS, error=parts.summary(aside), set_aside=dict(aside))
 
 
-def _is_news(target: Release, live: Release) -> bool:
+def _is_news(target: StagedVersion, live: StagedVersion) -> bool:
     """A change of ours to the version in service is no affair of the server's."""
     return target.manifest.version != live.manifest.version

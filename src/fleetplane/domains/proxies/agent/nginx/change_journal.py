@@ -23,29 +23,29 @@ from fleetplane.kernel.durable import write_durably
 from fleetplane.kernel.errors import IntegrityError
 
 
-class Phase(StrEnum):
+class ChangePhase(StrEnum):
     LIVE = "live"
     SWITCHING = "switching"
     REVERTING = "reverting"
 
 
-class Event(StrEnum):
+class JournalEvent(StrEnum):
     BEGUN = "begun"
     CONFIRMED = "confirmed"
     FAILED = "failed"
 
 
 TABLE: Final = {
-    (Phase.LIVE, Event.BEGUN): Phase.SWITCHING,
-    (Phase.SWITCHING, Event.CONFIRMED): Phase.LIVE,
-    (Phase.SWITCHING, Event.FAILED): Phase.REVERTING,
-    (Phase.REVERTING, Event.CONFIRMED): Phase.LIVE,
+    (ChangePhase.LIVE, JournalEvent.BEGUN): ChangePhase.SWITCHING,
+    (ChangePhase.SWITCHING, JournalEvent.CONFIRMED): ChangePhase.LIVE,
+    (ChangePhase.SWITCHING, JournalEvent.FAILED): ChangePhase.REVERTING,
+    (ChangePhase.REVERTING, JournalEvent.CONFIRMED): ChangePhase.LIVE,
     # The old release does not come up either: it is still the one to trust, and we say so loudly.
-    (Phase.REVERTING, Event.FAILED): Phase.LIVE,
+    (ChangePhase.REVERTING, JournalEvent.FAILED): ChangePhase.LIVE,
 }
 
 
-class State(StrEnum):
+class VersionState(StrEnum):
     """How far we are with a version, as the wire names it."""
 
     PENDING = "PENDING"
@@ -57,21 +57,21 @@ class State(StrEnum):
 
     @property
     def final(self) -> bool:
-        return self in (State.SUCCESS, State.FAILED, State.ROLLED_BACK)
+        return self in (VersionState.SUCCESS, VersionState.FAILED, VersionState.ROLLED_BACK)
 
 
-class Status(msgspec.Struct, frozen=True, kw_only=True):
+class VersionStatus(msgspec.Struct, frozen=True, kw_only=True):
     config_id: str
     version: int
-    state: State
+    state: VersionState
     error: str = ""
     applied_at_ms: int = 0
     set_aside: dict[str, str] = {}
     """With SUCCESS: parts that are not in service, each with its error."""
 
 
-class Journal(msgspec.Struct, frozen=True, kw_only=True):
-    phase: Phase = Phase.LIVE
+class ChangeJournal(msgspec.Struct, frozen=True, kw_only=True):
+    phase: ChangePhase = ChangePhase.LIVE
     live: str = ""
     """The release that was last seen to answer; empty before the first."""
     target: str = ""
@@ -82,52 +82,52 @@ class Journal(msgspec.Struct, frozen=True, kw_only=True):
     """Counts releases, so that none is ever named like another."""
     stopped: bool = False
     """NGINX is down because somebody asked for it."""
-    status: Status | None = None
+    status: VersionStatus | None = None
     """The last status of a version, until the server has acknowledged it."""
 
-    def begin(self, target: str) -> Journal:
-        return msgspec.structs.replace(self, phase=self._next(Event.BEGUN), target=target, error="")
+    def begin(self, target: str) -> ChangeJournal:
+        return msgspec.structs.replace(self, phase=self._next(JournalEvent.BEGUN), target=target, error="")
 
-    def confirm(self, status: Status | None) -> Journal:
-        live = self.target if self.phase is Phase.SWITCHING else self.live
-        phase = self._next(Event.CONFIRMED)
+    def confirm(self, status: VersionStatus | None) -> ChangeJournal:
+        live = self.target if self.phase is ChangePhase.SWITCHING else self.live
+        phase = self._next(JournalEvent.CONFIRMED)
         return msgspec.structs.replace(
             self, phase=phase, live=live, target="", error="", status=status or self.status
         )
 
-    def fail(self, error: str, status: Status | None = None) -> Journal:
-        phase = self._next(Event.FAILED)
-        if phase is Phase.LIVE:
+    def fail(self, error: str, status: VersionStatus | None = None) -> ChangeJournal:
+        phase = self._next(JournalEvent.FAILED)
+        if phase is ChangePhase.LIVE:
             return msgspec.structs.replace(
                 self, phase=phase, target="", error="", status=status or self.status
             )
         return msgspec.structs.replace(self, phase=phase, error=error)
 
-    def _next(self, event: Event) -> Phase:
+    def _next(self, event: JournalEvent) -> ChangePhase:
         if (self.phase, event) not in TABLE:
             raise IntegrityError(f"a change that is {self.phase} cannot be {event}")
         return TABLE[self.phase, event]
 
-    def take_serial(self) -> Journal:
+    def take_serial(self) -> ChangeJournal:
         return msgspec.structs.replace(self, serial=self.serial + 1)
 
-    def with_status(self, status: Status | None) -> Journal:
+    def with_status(self, status: VersionStatus | None) -> ChangeJournal:
         return msgspec.structs.replace(self, status=status)
 
-    def with_stopped(self, stopped: bool) -> Journal:
+    def with_stopped(self, stopped: bool) -> ChangeJournal:
         return msgspec.structs.replace(self, stopped=stopped)
 
 
-def read(path: Path) -> Journal:
+def read(path: Path) -> ChangeJournal:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Journal)
+        return msgspec.json.decode(path.read_bytes(), type=ChangeJournal)
     except FileNotFoundError:
-        return Journal()
+        return ChangeJournal()
     except msgspec.MsgspecError as error:
         raise IntegrityError(
             f"{path} is damaged: {error}", hint="remove the state directory and start anew"
         ) from error
 
 
-def write(path: Path, journal: Journal) -> None:
+def write(path: Path, journal: ChangeJournal) -> None:
     write_durably(path, msgspec.json.encode(journal), mode=0o600)

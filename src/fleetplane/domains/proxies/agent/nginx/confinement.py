@@ -33,7 +33,7 @@ NONE: Final = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
+class SandboxAccount:
     uid: int
     gid: int
 
@@ -42,7 +42,7 @@ class Account:
 class Confinement:
     walls: frozenset[str]
     """`user`, `landlock`, `seccomp`: those that were seen to hold."""
-    account: Account | None = None
+    account: SandboxAccount | None = None
     """The user that tests run as, where the agent is root."""
     without: tuple[str, ...] = ()
 
@@ -101,10 +101,10 @@ class Confinement:
         return cls(walls=walls, account=account, without=without)
 
 
-def _account(avoid: Collection[int]) -> Account | None:
+def _account(avoid: Collection[int]) -> SandboxAccount | None:
     for name in _USERS:
         with contextlib.suppress(KeyError):
             found = pwd.getpwnam(name)
             if found.pw_uid not in (0, *avoid):
-                return Account(uid=found.pw_uid, gid=found.pw_gid)
+                return SandboxAccount(uid=found.pw_uid, gid=found.pw_gid)
     return None

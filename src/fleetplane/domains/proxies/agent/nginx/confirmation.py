@@ -34,20 +34,20 @@ _ABOUT_WORKERS: Final = re.compile(r"worker process \d+ exited|cache \w+ process
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class NginxWorker:
     pid: int
     started: int
     """In ticks since the machine started: a number used again is not the same worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class WorkerLook:
     """One observation."""
 
     now: float
     answer: str | None
     """The release that answered; None if there was no answer."""
-    workers: frozenset[Worker]
+    workers: frozenset[NginxWorker]
     """Those that are not shutting down."""
     running: bool
     log: Iterable[str] = ()
@@ -60,19 +60,19 @@ class Confirmed:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedVersion:
     words: str
 
 
-Verdict = Confirmed | Refused | None
+Verdict = Confirmed | RefusedVersion | None
 
 
 @dataclass(slots=True, kw_only=True)
-class Trial:
+class VersionTrial:
     """Collects looks until they decide."""
 
     release: str
-    before: frozenset[Worker]
+    before: frozenset[NginxWorker]
     """The workers that were there before the signal."""
     master: int
     started: float
@@ -82,9 +82,9 @@ class Trial:
     _watched_seconds: float = 0.0
     _looked_at: float | None = None
     _steady_since: float | None = None
-    _steady_workers: frozenset[Worker] = frozenset()
+    _steady_workers: frozenset[NginxWorker] = frozenset()
 
-    def observe(self, look: Look) -> Verdict:
+    def observe(self, look: WorkerLook) -> Verdict:
         last = self.started if self._looked_at is None else self._looked_at
         self._watched_seconds += min(look.now - last, LOOK_SECONDS)
         self._looked_at = look.now
@@ -102,7 +102,7 @@ class Trial:
             return self._refuse(f"release {self.release} was not confirmed in {self.limit_seconds:g} s")
         return None
 
-    def _read(self, lines: Iterable[str]) -> Refused | None:
+    def _read(self, lines: Iterable[str]) -> RefusedVersion | None:
         for line in lines:
             found = _LINE.match(line)
             if found is None or found["level"] not in _FATAL or int(found["pid"]) != self.master:
@@ -116,5 +116,5 @@ class Trial:
                 return self._refuse()
         return None
 
-    def _refuse(self, *more: str) -> Refused:
-        return Refused("; ".join([*self.words, *more])[:WORDS_LIMIT])
+    def _refuse(self, *more: str) -> RefusedVersion:
+        return RefusedVersion("; ".join([*self.words, *more])[:WORDS_LIMIT])

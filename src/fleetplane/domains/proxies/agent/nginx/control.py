@@ -20,11 +20,11 @@ from fleetplane.domains.proxies.agent.nginx.confirmation import (
     STEADY_SECONDS,
     WORDS_LIMIT,
     Confirmed,
-    Look,
-    Refused,
-    Trial,
+    NginxWorker,
+    RefusedVersion,
     Verdict,
-    Worker,
+    VersionTrial,
+    WorkerLook,
 )
 from fleetplane.domains.proxies.agent.nginx.http_get import get_unix
 from fleetplane.domains.proxies.agent.nginx.processes import Master
@@ -70,7 +70,7 @@ class Nginx:
         self.asked = 0
         """Requests of our own that the running NGINX counts among its visitors'."""
         self._asked_master: Master | None = None
-        self._known_workers: frozenset[Worker] = frozenset()
+        self._known_workers: frozenset[NginxWorker] = frozenset()
         """Those of the running NGINX, as they were last seen."""
 
     def __repr__(self) -> str:
@@ -92,7 +92,7 @@ class Nginx:
     def master(self) -> Master | None:
         return processes.find_master(self.site.paths.pid, self.site.paths.config)
 
-    def workers(self) -> frozenset[Worker]:
+    def workers(self) -> frozenset[NginxWorker]:
         master = self.master()
         if master is None:
             return frozenset()
@@ -133,7 +133,7 @@ class Nginx:
                 os.kill(
                     pid, signal.SIGQUIT
                 )  # lets go of the ports at once, and of visitors when they are done
-        log = LogReader(paths.error_log)
+        log = AddedLines(paths.error_log)
         code, output = await run(
             str(self.site.binary.path),
             "-p",
@@ -144,7 +144,7 @@ class Nginx:
             str(paths.config),
         )
         if code != 0:
-            return Refused((output.strip() or "; ".join(log.lines()))[:WORDS_LIMIT])
+            return RefusedVersion((output.strip() or "; ".join(log.lines()))[:WORDS_LIMIT])
         # It has gone to the background, where it says its number as soon as the machine lets it.
         while (master := self.master()) is None and log.age(self._clock) < self._limit_seconds:
             await self._clock.sleep(POLL_SECONDS)
@@ -154,10 +154,12 @@ class Nginx:
         """Have the linked configuration taken, and see it answer and keep answering."""
         master = self.master()
         if master is None:
-            return Refused("NGINX is not running")
-        log, before = LogReader(self.site.paths.error_log), processes.workers(master)
+            return RefusedVersion("NGINX is not running")
+        log, before = AddedLines(self.site.paths.error_log), processes.workers(master)
         if not self.signal(signal.SIGHUP):
-            return Refused("NGINX cannot be signalled: it is gone, or runs as a user we have no power over")
+            return RefusedVersion(
+                "NGINX cannot be signalled: it is gone, or runs as a user we have no power over"
+            )
         signalled()
         return await self._watch(release, before=before, master=master, log=log)
 
@@ -187,9 +189,9 @@ class Nginx:
         return True
 
     async def _watch(
-        self, release: str, *, before: frozenset[Worker], master: Master | None, log: LogReader
+        self, release: str, *, before: frozenset[NginxWorker], master: Master | None, log: AddedLines
     ) -> Verdict:
-        trial = Trial(
+        trial = VersionTrial(
             release=release,
             before=before,
             master=0 if master is None else master.pid,
@@ -200,7 +202,7 @@ class Nginx:
         while True:
             answer = await self.answering()
             found = self.master()
-            look = Look(
+            look = WorkerLook(
                 now=self._clock.monotonic(),
                 answer=answer,
                 workers=frozenset() if found is None else processes.workers(found),
@@ -224,7 +226,7 @@ def _judged(code: int, output: str) -> str:
     return said[:WORDS_LIMIT] or f"nginx -t ended with {code}"
 
 
-class LogReader:
+class AddedLines:
     """The lines that are added to a log from now on."""
 
     def __init__(self, path: Path) -> None:
@@ -250,4 +252,4 @@ class LogReader:
         return [line.decode(errors="replace") for line in whole]
 
 
-__all__ = ["Confirmed", "LogReader", "Nginx", "Refused", "find_binary"]
+__all__ = ["AddedLines", "Confirmed", "Nginx", "RefusedVersion", "find_binary"]

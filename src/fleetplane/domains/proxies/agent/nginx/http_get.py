@@ -18,14 +18,14 @@ _REFUSED: Final = (OSError, ValueError, EOFError, asyncio.IncompleteReadError, a
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpAnswer:
     status: int
     body: bytes
 
 
 async def get_unix(
     path: Path, target: str, *, timeout: float, sent: Callable[[], None] = lambda: None
-) -> Answer | None:
+) -> HttpAnswer | None:
     """None if there was no answer in time, or none that can be read. `sent` is called before either."""
     try:
         async with asyncio.timeout(timeout):
@@ -37,7 +37,7 @@ async def get_unix(
 
 async def get_tcp(
     address: str, target: str, *, host: str, timeout: float, with_body: bool = False
-) -> Answer | None:
+) -> HttpAnswer | None:
     """The status alone is read unless told otherwise; what a probe is answered with need not be small."""
     name, _, port = address.rpartition(":")
     try:
@@ -56,7 +56,7 @@ async def _exchange(
     host: str,
     with_body: bool = True,
     sent: Callable[[], None] = lambda: None,
-) -> Answer:
+) -> HttpAnswer:
     try:
         lines = [f"GET {target} HTTP/1.1", f"Host: {host}", "User-Agent: fleetplane", "Connection: close"]
         writer.write("\r\n".join([*lines, "", ""]).encode("latin-1"))
@@ -66,13 +66,13 @@ async def _exchange(
         if not version.startswith(b"HTTP/"):
             raise ValueError("not HTTP")
         if not with_body:
-            return Answer(int(status), b"")
+            return HttpAnswer(int(status), b"")
         rest = bytearray()
         while chunk := await reader.read(4096):
             rest += chunk
             if len(rest) > ANSWER_LIMIT_BYTES:
                 raise ValueError("the answer is too long")
-        return Answer(int(status), bytes(rest).partition(b"\r\n\r\n")[2])
+        return HttpAnswer(int(status), bytes(rest).partition(b"\r\n\r\n")[2])
     finally:
         writer.close()
         with contextlib.suppress(OSError):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from fleetplane.domains.proxies.agent.nginx.confirmation import Worker
+from fleetplane.domains.proxies.agent.nginx.confirmation import NginxWorker
 
 _MASTER: Final = "nginx: master process"
 _WORKER: Final = "nginx: worker process"
@@ -38,17 +38,17 @@ def find_master(pid_file: Path, config: Path, *, proc: Path = PROC) -> Master | 
     return None if started is None else Master(pid=pid, started=started)
 
 
-def workers(master: Master, *, proc: Path = PROC) -> frozenset[Worker]:
+def workers(master: Master, *, proc: Path = PROC) -> frozenset[NginxWorker]:
     """Those that take connections."""
     return frozenset(
-        Worker(pid, started)
+        NginxWorker(pid, started)
         for pid in _children(proc, master.pid)
         if (title := title_of(proc, pid)).startswith(_WORKER) and _LEAVING not in title
         if (started := started_at(proc, pid)) is not None
     )
 
 
-def orphans(logs: Path, *, known: Collection[Worker] = (), proc: Path = PROC) -> list[int]:
+def orphans(logs: Path, *, known: Collection[NginxWorker] = (), proc: Path = PROC) -> list[int]:
     """Workers whose master was killed: they serve on, hold its ports, and obey nobody else.
 
     Their title does not say whose they are. That we knew them does, or that they write into our logs;
@@ -64,8 +64,8 @@ def orphans(logs: Path, *, known: Collection[Worker] = (), proc: Path = PROC) ->
     ]
 
 
-def _is_ours(proc: Path, pid: int, logs: Path, known: Collection[Worker]) -> bool:
-    if (started := started_at(proc, pid)) is not None and Worker(pid, started) in known:
+def _is_ours(proc: Path, pid: int, logs: Path, known: Collection[NginxWorker]) -> bool:
+    if (started := started_at(proc, pid)) is not None and NginxWorker(pid, started) in known:
         return True
     try:
         files = [link.readlink() for link in (proc / str(pid) / "fd").iterdir()]

@@ -34,7 +34,7 @@ _MANIFEST: Final = "manifest.json"
 _UNFINISHED: Final = ".unfinished"
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+class VersionManifest(msgspec.Struct, frozen=True, kw_only=True):
     release: str
     version: int
     config_id: str
@@ -56,8 +56,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Of the server's store: versions of another one are numbered anew. Empty if the server did not say."""
 
 
-class Release(msgspec.Struct, frozen=True, kw_only=True):
-    manifest: Manifest
+class StagedVersion(msgspec.Struct, frozen=True, kw_only=True):
+    manifest: VersionManifest
     update: pb.ConfigUpdate
     """What the server asked for."""
     served: pb.ConfigUpdate
@@ -72,7 +72,7 @@ class Release(msgspec.Struct, frozen=True, kw_only=True):
         return {upstream: frozenset(servers) for upstream, servers in self.manifest.down.items()}
 
 
-class Releases:
+class StagedVersions:
     def __init__(self, paths: Paths) -> None:
         self._paths = paths
 
@@ -131,8 +131,8 @@ class Releases:
         resolved: Mapping[str, list[str]] | None = None,
         pinned: Mapping[str, list[str]] | None = None,
         lineage: str = "",
-    ) -> Release:
-        manifest = Manifest(
+    ) -> StagedVersion:
+        manifest = VersionManifest(
             release=release,
             version=update.version,
             config_id=update.config_id,
@@ -163,7 +163,7 @@ class Releases:
         self._write_users(release, rendered)
         staged.rename(self.folder(release))
         sync_folder(self._paths.releases)
-        return Release(manifest=manifest, update=update, served=served)
+        return StagedVersion(manifest=manifest, update=update, served=served)
 
     def _write_users(self, release: str, rendered: Rendered) -> None:
         """Files of users and passwords, readable by the workers and nobody else."""
@@ -184,17 +184,17 @@ class Releases:
             folder.chmod(0o710)
         sync_folder(folder)
 
-    def load(self, release: str) -> Release:
+    def load(self, release: str) -> StagedVersion:
         folder = self.folder(release)
         try:
-            manifest = msgspec.json.decode((folder / _MANIFEST).read_bytes(), type=Manifest)
+            manifest = msgspec.json.decode((folder / _MANIFEST).read_bytes(), type=VersionManifest)
             update = pb.ConfigUpdate.FromString((folder / _UPDATE).read_bytes())
             served = update
             if manifest.set_aside:
                 served = pb.ConfigUpdate.FromString((folder / _SERVED).read_bytes())
         except (OSError, msgspec.MsgspecError) as error:
             raise IntegrityError(f"release {release} cannot be read: {error}") from error
-        return Release(manifest=manifest, update=update, served=served)
+        return StagedVersion(manifest=manifest, update=update, served=served)
 
     def switch(self, release: str) -> None:
         link_durably(self._paths.current, os.path.relpath(self.folder(release), self._paths.current.parent))
@@ -203,7 +203,7 @@ class Releases:
         shutil.rmtree(self.folder(release), ignore_errors=True)
         shutil.rmtree(self._paths.users / release, ignore_errors=True)
 
-    def drifted(self, release: Release) -> bool:
+    def drifted(self, release: StagedVersion) -> bool:
         """Did somebody change the files by hand?"""
         folder = self.folder(release.name)
         try:

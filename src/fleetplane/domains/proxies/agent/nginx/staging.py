@@ -16,7 +16,7 @@ from enum import StrEnum
 from fleetplane.domains.proxies.agent.nginx import parts, resolved_names
 from fleetplane.domains.proxies.agent.nginx.control import Nginx
 from fleetplane.domains.proxies.agent.nginx.parts import Setting
-from fleetplane.domains.proxies.agent.nginx.releases import Release, Releases
+from fleetplane.domains.proxies.agent.nginx.releases import StagedVersion, StagedVersions
 from fleetplane.domains.proxies.nginx.checksum import checksum
 from fleetplane.domains.proxies.nginx.context import PartUnrenderable
 from fleetplane.domains.proxies.nginx.quoting import Unrenderable
@@ -28,7 +28,7 @@ _STAMP = re.compile(r"\d{4}/\d\d/\d\d \d\d:\d\d:\d\d (\[\w+\]) \d+#\d+:(?: \*\d+
 """What differs each time that NGINX says the same."""
 
 
-class Step(StrEnum):
+class StagingStep(StrEnum):
     """Where a change stands; each is announced once it is done."""
 
     STAGED = "staged"
@@ -44,7 +44,7 @@ class Step(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class StagingFault:
     """Why a release cannot be made, and which parts of it are to blame, if that can be told."""
 
     words: str
@@ -57,10 +57,10 @@ class Stager:
     def __init__(
         self,
         nginx: Nginx,
-        releases: Releases,
+        releases: StagedVersions,
         *,
         serial: Callable[[], int],
-        witness: Callable[[Step], None],
+        witness: Callable[[StagingStep], None],
     ) -> None:
         self._nginx = nginx
         self._releases = releases
@@ -68,8 +68,8 @@ class Stager:
         self._witness = witness
 
     async def what_can_be(
-        self, setting: Setting, live: Release, *, lineage: str
-    ) -> tuple[Release | None, str]:
+        self, setting: Setting, live: StagedVersion, *, lineage: str
+    ) -> tuple[StagedVersion | None, str]:
         """A tested release, or why there is none; neither, if all that can be served is in service."""
         repeated = checksum(setting.asked) == live.manifest.checksum
         there = repeated and setting.asked.version == live.manifest.version
@@ -110,7 +110,7 @@ class Stager:
         former: frozenset[str] = frozenset(),
         pinned: Mapping[str, list[str]] | None = None,
         lineage: str = "",
-    ) -> tuple[Release, None] | tuple[None, Fault]:
+    ) -> tuple[StagedVersion, None] | tuple[None, StagingFault]:
         """A release of an update as it can be served, `beside` being what is in service now."""
         name = f"{update.version}-{self._serial()}"
         in_service = frozenset(host.id for host in beside.virtual_hosts)
@@ -134,20 +134,20 @@ class Stager:
             )
         except PartUnrenderable as problem:
             self._releases.discard(name)
-            return None, Fault(words=problem.message, parts=[problem.part], yields=True)
+            return None, StagingFault(words=problem.message, parts=[problem.part], yields=True)
         except (Unrenderable, OSError) as problem:
             self._releases.discard(name)
-            return None, Fault(words=str(problem))
-        self._witness(Step.STAGED)
+            return None, StagingFault(words=str(problem))
+        self._witness(StagingStep.STAGED)
         if words := await self._nginx.test(self._releases.config(name)):
             words = _STAMP.sub(r"\1 ", words).replace(f"{self._releases.folder(name)}/", "")
             self._releases.discard(name)
-            return None, Fault(words=words, parts=parts.blamed_by_test(words))
-        self._witness(Step.VALIDATED)
+            return None, StagingFault(words=words, parts=parts.blamed_by_test(words))
+        self._witness(StagingStep.VALIDATED)
         return staged, None
 
 
-def keep_busy_ports_aside(setting: parts.Setting, live: Release) -> None:
+def keep_busy_ports_aside(setting: parts.Setting, live: StagedVersion) -> None:
     """Hosts whose port is still somebody else's are not tried again: that would take two reloads."""
     for one, words in live.manifest.set_aside.items():
         if any(_is_busy(address, port) for address, port in parts.busy_addresses(words)):

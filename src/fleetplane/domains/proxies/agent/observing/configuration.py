@@ -22,7 +22,7 @@ from typing import Final
 
 import msgspec
 
-from fleetplane.domains.proxies.nginx.blocks import Block, Node
+from fleetplane.domains.proxies.nginx.blocks import NginxBlock, Node
 from fleetplane.domains.proxies.nginx.quoting import Unrenderable
 from fleetplane.domains.proxies.nginx.reading import TEXT_LIMIT_BYTES, read
 from fleetplane.node import safe_open
@@ -43,7 +43,7 @@ _KEY: Final = re.compile(r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY")
 _NO_FILE: Final = re.compile(r"syslog:|memory:|stderr$|off$|.*\$")
 
 
-class ShownFile(msgspec.Struct, frozen=True, kw_only=True):
+class ConfigurationFile(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     text: str
 
@@ -58,7 +58,7 @@ class StatusPage:
 
 
 @dataclass(slots=True, kw_only=True)
-class Configuration:
+class ObservedConfiguration:
     """What was read, and what stands out in it."""
 
     path: Path
@@ -110,12 +110,12 @@ millisecond for each directive, and reports come twice a minute."""
 
 def read_configuration(
     config: Path, policy: ReadingPolicy, before: Parsed | None = None
-) -> tuple[Configuration, Parsed]:
+) -> tuple[ObservedConfiguration, Parsed]:
     """Read everything anew, and parse what is not among what was read `before`; for the next time.
 
     Never raises for what the files say: what cannot be shown is among the problems.
     """
-    reader = _Reader(config, policy, before or {})
+    reader = _ConfigurationReader(config, policy, before or {})
     reader.file(config, (), ())
     return reader.made, reader.parsed
 
@@ -126,7 +126,7 @@ def inside(name: str, roots: Sequence[str]) -> bool:
     return any(found == root or found.startswith(f"{root}/") for root in roots)
 
 
-class _Reader:
+class _ConfigurationReader:
     def __init__(self, config: Path, policy: ReadingPolicy, before: Parsed) -> None:
         self._before = before
         self.parsed: Parsed = {}
@@ -139,9 +139,9 @@ class _Reader:
         self._names: list[str] = []
         self._chains: list[str] = []
         self._keys: list[str] = []
-        self.made = Configuration(path=config)
+        self.made = ObservedConfiguration(path=config)
 
-    def file(self, path: Path, above: tuple[str, ...], around: tuple[Block, ...]) -> None:
+    def file(self, path: Path, above: tuple[str, ...], around: tuple[NginxBlock, ...]) -> None:
         name = str(path)
         if name in above or len(above) >= DEPTH_LIMIT:
             self._problem(name, "includes itself, or is included through too many files")
@@ -199,7 +199,7 @@ class _Reader:
             raise Unrenderable("holds a private key, which does not leave this machine")
         return text
 
-    def _walk(self, nodes: Sequence[Node], above: tuple[str, ...], around: tuple[Block, ...]) -> None:
+    def _walk(self, nodes: Sequence[Node], above: tuple[str, ...], around: tuple[NginxBlock, ...]) -> None:
         for node in nodes:
             match node.name:
                 case "include" if len(node.arguments) == 1:
@@ -223,7 +223,7 @@ class _Reader:
                     self._names += node.arguments
                 case "stub_status":
                     self._status_page(around)
-            if isinstance(node, Block):
+            if isinstance(node, NginxBlock):
                 if node.name == "server":
                     self._listens, self._names, self._chains, self._keys = [], [], [], []
                 self._walk(node.body, above, (*around, node))
@@ -243,7 +243,7 @@ class _Reader:
         if not _NO_FILE.match(name) and len(self.made.logs) < LOGS_LIMIT:
             self.made.logs[name] = None
 
-    def _status_page(self, around: tuple[Block, ...]) -> None:
+    def _status_page(self, around: tuple[NginxBlock, ...]) -> None:
         place = around[-1] if around else None
         if place is None or place.name != "location" or not place.arguments or not self._listens:
             return

@@ -20,14 +20,20 @@ from fleetplane.domains.proxies.agent.nginx.http_get import get_tcp
 from fleetplane.domains.proxies.agent.nginx.running import run
 from fleetplane.domains.proxies.agent.nginx.stub_status import StubStatus, parse_stub_status
 from fleetplane.domains.proxies.agent.observing.configuration import (
-    Configuration,
+    ConfigurationFile,
+    ObservedConfiguration,
     Parsed,
     ReadingPolicy,
-    ShownFile,
     inside,
     read_configuration,
 )
-from fleetplane.domains.proxies.agent.observing.origin import Origin, Place, Runner, find, workers_of
+from fleetplane.domains.proxies.agent.observing.origin import (
+    NginxOrigin,
+    NginxRunner,
+    Origin,
+    find,
+    workers_of,
+)
 from fleetplane.domains.proxies.nginx.site import Binary
 from fleetplane.domains.proxies.sealed_answers import seal_pair
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
@@ -49,7 +55,7 @@ _PEM: Final = re.compile(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Built:
+class BuiltPaths:
     """Where a program was built to look for its files."""
 
     prefix: Path
@@ -58,7 +64,7 @@ class Built:
     logs: tuple[str, ...]
 
     @classmethod
-    def parse(cls, text: str) -> Built:
+    def parse(cls, text: str) -> BuiltPaths:
         """From the output of `nginx -V`."""
         told = dict(re.findall(r"--([a-z-]+)=(\S+)", text))
         prefix = Path(told.get("prefix", "/usr/local/nginx"))
@@ -74,16 +80,16 @@ class Built:
         )
 
 
-async def built(program: Path) -> Built:
+async def built(program: Path) -> BuiltPaths:
     _, output = await run(str(program), "-V")
-    return Built.parse(output)
+    return BuiltPaths.parse(output)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class NginxLook:
     """What was so when somebody looked."""
 
-    configuration: Configuration
+    configuration: ObservedConfiguration
     origin: Origin | None
     """None while it does not run."""
     pid_file: Path
@@ -94,8 +100,8 @@ class ObservedNginx:
     def __init__(
         self,
         *,
-        place: Place,
-        built_in: Built,
+        place: NginxOrigin,
+        built_in: BuiltPaths,
         binary: Binary,
         policy: ReadingPolicy,
         clock: Clock,
@@ -108,19 +114,19 @@ class ObservedNginx:
         self._built = built_in
         self._binary = binary
         self._policy = policy
-        self.runner = Runner(place, clock)
+        self.runner = NginxRunner(place, clock)
 
     def __repr__(self) -> str:
         return f"<ObservedNginx {self._place.config}>"
 
-    async def look(self) -> Look:
+    async def look(self) -> NginxLook:
         return await asyncio.to_thread(self._look)
 
-    def _look(self) -> Look:
+    def _look(self) -> NginxLook:
         configuration, self._parsed = read_configuration(self._place.config, self._policy, self._parsed)
         pid_file = self._built.prefix / configuration.pid if configuration.pid else self._built.pid
         origin = find(self._place, pid_file, configuration.ports)
-        return Look(
+        return NginxLook(
             configuration=configuration,
             origin=origin,
             pid_file=pid_file,
@@ -133,7 +139,7 @@ class ObservedNginx:
         found = find(self._place, pid_file, ports)
         return found is not None and set(origin.listening) <= set(found.listening)
 
-    async def figures(self, look: Look) -> StubStatus | None:
+    async def figures(self, look: NginxLook) -> StubStatus | None:
         """NGINX's own figures, where its configuration has a page for them."""
         if look.origin is None:
             return None
@@ -146,7 +152,7 @@ class ObservedNginx:
                 return found
         return None
 
-    def told(self, look: Look) -> pb.Observation:
+    def told(self, look: NginxLook) -> pb.Observation:
         """Without whose it is, which is not seen by looking."""
         configuration, origin = look.configuration, look.origin
         return pb.Observation(
@@ -163,7 +169,7 @@ class ObservedNginx:
             unit=origin.unit if origin is not None else "",
         )
 
-    def _logs(self, configuration: Configuration) -> list[str]:
+    def _logs(self, configuration: ObservedConfiguration) -> list[str]:
         named = [str(self._built.prefix / one) for one in configuration.logs]
         return list(dict.fromkeys([*named, *self._built.logs]))[:64]
 
@@ -172,7 +178,7 @@ class ObservedNginx:
     async def page(self, number: int) -> str:
         """One page of the configuration, packed; every page says of which configuration it is."""
         look = await self.look()
-        shown = [ShownFile(path=path, text=text) for path, text in look.configuration.files.items()]
+        shown = [ConfigurationFile(path=path, text=text) for path, text in look.configuration.files.items()]
         packed = await asyncio.to_thread(
             lambda: base64.b64encode(zlib.compress(msgspec.json.encode(shown))).decode()
         )

@@ -69,7 +69,7 @@ def arguments_of(title: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class NginxOrigin:
     """Which NGINX is meant."""
 
     program: Path
@@ -79,7 +79,7 @@ class Place:
     systemctl: Path | None = None
 
 
-def find(place: Place, pid_file: Path, ports: Iterable[int], *, proc: Path = PROC) -> Origin | None:
+def find(place: NginxOrigin, pid_file: Path, ports: Iterable[int], *, proc: Path = PROC) -> Origin | None:
     """The running NGINX of this configuration; None if there is none, or it is another.
 
     `ports` are those of its configuration, for an agent that may not see what the process has open.
@@ -131,7 +131,7 @@ def _is_trusted(proc: Path, pid: int) -> bool:
     return bool(owners) and {int(one) for one in owners} <= {0, os.geteuid()}
 
 
-def _is_of(arguments: tuple[str, ...], place: Place) -> bool:
+def _is_of(arguments: tuple[str, ...], place: NginxOrigin) -> bool:
     named = [value for option, value in itertools.pairwise(arguments) if option == "-c"]
     if not named:
         return os.path.realpath(place.config) == os.path.realpath(place.default_config)
@@ -191,10 +191,10 @@ def workers_of(origin: Origin) -> int:
     return len(processes.workers(Master(pid=origin.pid, started=origin.started)))
 
 
-class Runner:
+class NginxRunner:
     """Stops and starts an NGINX that is not ours."""
 
-    def __init__(self, place: Place, clock: Clock) -> None:
+    def __init__(self, place: NginxOrigin, clock: Clock) -> None:
         self._place = place
         self._clock = clock
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from fleetplane.domains.proxies.agent.observing.observed import Look, ObservedNginx
-from fleetplane.domains.proxies.agent.observing.takeover import Phase, Takeover
+from fleetplane.domains.proxies.agent.observing.observed import NginxLook, ObservedNginx
+from fleetplane.domains.proxies.agent.observing.takeover import Takeover, TakeoverPhase
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.kernel.clock import Clock
 from fleetplane.node.host.proc import running_seconds
@@ -50,12 +50,12 @@ class ObservingReports:
         report.alerts.extend(alerts)
         return report
 
-    def _missing(self, look: Look) -> list[pb.Alert]:
-        if self._takeover.record.phase is not Phase.OBSERVING and self._takeover.record.error:
+    def _missing(self, look: NginxLook) -> list[pb.Alert]:
+        if self._takeover.record.phase is not TakeoverPhase.OBSERVING and self._takeover.record.error:
             return [self._alert("observed_not_started", self._takeover.record.error)]
         return [self._alert("nginx_down", "NGINX is not running")] if look.origin is None else []
 
-    def _second(self, look: Look) -> list[pb.Alert]:
+    def _second(self, look: NginxLook) -> list[pb.Alert]:
         """Somebody started the NGINX again that was taken over."""
         known, found = self._takeover.record.origin, look.origin
         if found is None or (known is not None and (known.pid, known.started) == (found.pid, found.started)):
@@ -67,7 +67,7 @@ class ObservingReports:
         now = self._clock.now_ns() // 1_000_000
         return pb.Alert(id=identity, severity="critical", message=words[:1000], timestamp=now)
 
-    async def _nginx(self, look: Look) -> pb.NginxStatus:
+    async def _nginx(self, look: NginxLook) -> pb.NginxStatus:
         origin = look.origin
         if origin is None:
             return pb.NginxStatus(is_running=False)

@@ -21,8 +21,8 @@ from typing import Final
 import msgspec
 import structlog
 
-from fleetplane.domains.proxies.agent.nginx.applier import Applier, ApplyOutcome, Report
-from fleetplane.domains.proxies.agent.nginx.change_journal import State, Status
+from fleetplane.domains.proxies.agent.nginx.applier import ApplyOutcome, Report, VersionApplier
+from fleetplane.domains.proxies.agent.nginx.change_journal import VersionState, VersionStatus
 from fleetplane.domains.proxies.agent.observing.observed import ObservedNginx
 from fleetplane.domains.proxies.agent.observing.origin import Origin, is_alive
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
@@ -39,15 +39,15 @@ HELD: Final = "this agent observes an NGINX that is not its own; take it over fi
 INTERRUPTED: Final = "the agent ended before the take-over was done"
 
 
-class Phase(StrEnum):
+class TakeoverPhase(StrEnum):
     OBSERVING = "observing"
     TAKING_OVER = "taking_over"
     TAKEN_OVER = "taken_over"
     GIVING_BACK = "giving_back"
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True):
-    phase: Phase = Phase.OBSERVING
+class TakeoverRecord(msgspec.Struct, frozen=True, kw_only=True):
+    phase: TakeoverPhase = TakeoverPhase.OBSERVING
     origin: Origin | None = None
     """How the NGINX ran that was found, from the moment it is to be stopped on."""
     pid_file: str = ""
@@ -61,7 +61,7 @@ class Takeover:
     def __init__(
         self,
         *,
-        applier: Applier,
+        applier: VersionApplier,
         observed: ObservedNginx,
         path: Path,
         clock: Clock,
@@ -80,7 +80,7 @@ class Takeover:
         self._expected: asyncio.Future[ApplyOutcome] | None = None
         self._version = 0
         self._arrived = asyncio.Event()
-        self.record = Record()
+        self.record = TakeoverRecord()
 
     def __repr__(self) -> str:
         return f"<Takeover {self.record.phase} error={self.record.error!r}>"
@@ -88,7 +88,7 @@ class Takeover:
     @property
     def is_ours(self) -> bool:
         """Whether the agent's own NGINX is the one that serves."""
-        return self.record.phase is Phase.TAKEN_OVER
+        return self.record.phase is TakeoverPhase.TAKEN_OVER
 
     @property
     def expects(self) -> bool:
@@ -96,8 +96,8 @@ class Takeover:
         return self._expected is not None
 
     @property
-    def shown_phase(self) -> Phase:
-        return Phase.TAKING_OVER if self.expects else self.record.phase
+    def shown_phase(self) -> TakeoverPhase:
+        return TakeoverPhase.TAKING_OVER if self.expects else self.record.phase
 
     # Coming to life.
 
@@ -109,10 +109,10 @@ class Takeover:
     async def recover(self) -> None:
         """After the applier was opened: finish what the last agent was about to do."""
         async with self._lock:
-            if self.record.phase is Phase.TAKING_OVER:
+            if self.record.phase is TakeoverPhase.TAKING_OVER:
                 self._log.warning("takeover_was_interrupted")
                 await self._return(INTERRUPTED)
-            elif self.record.phase is Phase.GIVING_BACK:
+            elif self.record.phase is TakeoverPhase.GIVING_BACK:
                 await self._hand_back()
 
     async def run(self) -> None:
@@ -120,7 +120,7 @@ class Takeover:
         while True:
             await self._clock.sleep(RETRY_SECONDS)
             async with self._lock:
-                if self.record.phase is Phase.TAKING_OVER and not self.expects:
+                if self.record.phase is TakeoverPhase.TAKING_OVER and not self.expects:
                     await self._return(self.record.error)
 
     # Taking over.
@@ -128,7 +128,7 @@ class Takeover:
     async def take_over(self, version: int, digest: str) -> ApplyOutcome:
         """Serve a version in the place of the NGINX that was found, or have that one serve as before."""
         async with self._lock:
-            if self.record.phase is not Phase.OBSERVING:
+            if self.record.phase is not TakeoverPhase.OBSERVING:
                 raise FailedPrecondition(f"the NGINX of this machine is {self.record.phase}")
             look = await self._observed.look()
             if look.configuration.digest != digest:
@@ -169,7 +169,7 @@ class Takeover:
             outcome = await self._apply(update, report)
         except (OSError, FleetplaneError) as error:
             outcome = _failed(str(error))
-            if self.record.phase is Phase.TAKING_OVER:
+            if self.record.phase is TakeoverPhase.TAKING_OVER:
                 outcome = await self._return(str(error))
         finally:  # also if the way back fails: whoever waits holds the lock that trying again needs
             if not expected.done():
@@ -182,21 +182,23 @@ class Takeover:
         if words := await self._applier.try_out(update):
             return _failed(words)
         look = await self._observed.look()
-        self._write(Record(phase=Phase.TAKING_OVER, origin=look.origin, pid_file=str(look.pid_file)))
+        self._write(
+            TakeoverRecord(phase=TakeoverPhase.TAKING_OVER, origin=look.origin, pid_file=str(look.pid_file))
+        )
         self._step("recorded")
         if look.origin is not None and (fault := await self._observed.runner.stop(look.origin)):
             return await self._return(fault)
         self._step("stopped")
 
-        async def pass_on(status: Status) -> None:
+        async def pass_on(status: VersionStatus) -> None:
             if not status.state.final:  # how it ended is told once the other NGINX need not come back
                 await report(status)
 
         outcome = await self._applier.apply(update, pass_on, takes_over=True)
         self._step("applied")
-        if outcome.state is not State.SUCCESS or outcome.set_aside:
+        if outcome.state is not VersionState.SUCCESS or outcome.set_aside:
             return await self._return(outcome.error or "not all of the version can be served")
-        self._write(msgspec.structs.replace(self.record, phase=Phase.TAKEN_OVER))
+        self._write(msgspec.structs.replace(self.record, phase=TakeoverPhase.TAKEN_OVER))
         self._log.info("nginx_taken_over", version=update.version)
         return outcome
 
@@ -209,7 +211,7 @@ class Takeover:
             self._write(msgspec.structs.replace(self.record, error=said[:2000]))
         else:
             await self._applier.forget_all()
-            self._write(Record(error=why))
+            self._write(TakeoverRecord(error=why))
         return _failed(self.record.error)
 
     async def _other_serves(self) -> str:
@@ -230,7 +232,7 @@ class Takeover:
         async with self._lock:
             if not self.is_ours:
                 raise FailedPrecondition(f"the NGINX of this machine is {self.record.phase}")
-            self._write(msgspec.structs.replace(self.record, phase=Phase.GIVING_BACK, error=""))
+            self._write(msgspec.structs.replace(self.record, phase=TakeoverPhase.GIVING_BACK, error=""))
             self._step("giving back")
             return await self._hand_back()
 
@@ -240,28 +242,30 @@ class Takeover:
         if fault:
             self._log.error("nginx_not_given_back", error=fault)
             await self._applier.stand_up()
-            self._write(msgspec.structs.replace(self.record, phase=Phase.TAKEN_OVER, error=fault[:2000]))
+            self._write(
+                msgspec.structs.replace(self.record, phase=TakeoverPhase.TAKEN_OVER, error=fault[:2000])
+            )
             return _failed(f"the observed NGINX does not start, and the agent's own serves on: {fault}")
         await self._applier.forget_all()
-        self._write(Record())
+        self._write(TakeoverRecord())
         self._log.info("nginx_given_back")
-        return ApplyOutcome(state=State.SUCCESS)
+        return ApplyOutcome(state=VersionState.SUCCESS)
 
-    def _write(self, record: Record) -> None:
+    def _write(self, record: TakeoverRecord) -> None:
         write_durably(self._path, msgspec.json.encode(record), mode=0o600)
         self.record = record
         self._changed()
 
 
 def _failed(words: str) -> ApplyOutcome:
-    return ApplyOutcome(state=State.FAILED, error=words)
+    return ApplyOutcome(state=VersionState.FAILED, error=words)
 
 
-def _read(path: Path) -> Record:
+def _read(path: Path) -> TakeoverRecord:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Record)
+        return msgspec.json.decode(path.read_bytes(), type=TakeoverRecord)
     except FileNotFoundError:
-        return Record()
+        return TakeoverRecord()
     except msgspec.MsgspecError as error:
         raise IntegrityError(
             f"{path} is damaged: {error}", hint="see which NGINX serves, then remove it"

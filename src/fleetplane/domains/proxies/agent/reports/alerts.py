@@ -24,7 +24,7 @@ class Alert:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Threshold:
+class UsageThreshold:
     id: str
     what: str
     warning: float
@@ -32,14 +32,14 @@ class Threshold:
 
 
 THRESHOLDS: Final = (
-    Threshold(id="cpu_high", what="CPU usage", warning=80.0, critical=95.0),
-    Threshold(id="memory_high", what="memory usage", warning=85.0, critical=95.0),
-    Threshold(id="disk_high", what="disk usage", warning=85.0, critical=95.0),
+    UsageThreshold(id="cpu_high", what="CPU usage", warning=80.0, critical=95.0),
+    UsageThreshold(id="memory_high", what="memory usage", warning=85.0, critical=95.0),
+    UsageThreshold(id="disk_high", what="disk usage", warning=85.0, critical=95.0),
 )
 
 
 @dataclass(slots=True)
-class Figures:
+class UsageAlerts:
     """Alerts on percentages, with memory of which are on."""
 
     _severities: dict[str, str] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class Figures:
                 self._severities.pop(threshold.id, None)
         return alerts
 
-    def _severity(self, threshold: Threshold, percent: float) -> str:
+    def _severity(self, threshold: UsageThreshold, percent: float) -> str:
         was = self._severities.get(threshold.id, "")
         critical = threshold.critical - (HYSTERESIS_POINTS if was == "critical" else 0.0)
         warning = threshold.warning - (HYSTERESIS_POINTS if was else 0.0)

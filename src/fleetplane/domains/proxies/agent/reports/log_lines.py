@@ -12,7 +12,7 @@ import msgspec
 
 from fleetplane.domains.proxies.nginx.upstreams import UPSTREAM_PREFIX
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
-from fleetplane.node.logs.tail import Line
+from fleetplane.node.logs.tail import TailedLine
 
 _NAMESPACE: Final = uuid.UUID("6f0f2b1e-7c0d-5d3a-9a54-0a2f2c1c7a11")
 _ERROR: Final = re.compile(
@@ -52,7 +52,7 @@ def sequence(place: str) -> str:
     return str(((int(generation) & 0x7F) << 32) + int(offset) + 1)
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
+class AccessLogLine(msgspec.Struct, frozen=True, kw_only=True):
     """A line of the access log; every field is text, and may be empty or `-`."""
 
     time: str = ""
@@ -80,10 +80,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     upstream_id: str = ""
 
 
-_DECODER: Final = msgspec.json.Decoder(Request)
+_DECODER: Final = msgspec.json.Decoder(AccessLogLine)
 
 
-def parse_request(text: bytes) -> Request | None:
+def parse_request(text: bytes) -> AccessLogLine | None:
     """None for what is no line of ours. Bytes that are not UTF-8 come from visitors, and are replaced."""
     try:
         return _DECODER.decode(text)
@@ -95,7 +95,7 @@ def parse_request(text: bytes) -> Request | None:
         return None
 
 
-def access_entry(request: Request, *, identity: str, seq: str = "") -> pb.LogEntry:
+def access_entry(request: AccessLogLine, *, identity: str, seq: str = "") -> pb.LogEntry:
     fields = {name: value for name in _COPIED if (value := getattr(request, name))}
     if seq:
         fields["seq"] = seq
@@ -113,7 +113,9 @@ def access_entry(request: Request, *, identity: str, seq: str = "") -> pb.LogEnt
     )
 
 
-def access_columns(requests: Sequence[Request], identities: Sequence[str], seqs: Sequence[str]) -> bytes:
+def access_columns(
+    requests: Sequence[AccessLogLine], identities: Sequence[str], seqs: Sequence[str]
+) -> bytes:
     """The same by field, for servers that take it so. Fields that are empty in every line are left out."""
     fields = {name: [getattr(request, name) for request in requests] for name in _COPIED}
     fields["seq"] = list(seqs)
@@ -125,16 +127,16 @@ def access_columns(requests: Sequence[Request], identities: Sequence[str], seqs:
     return msgspec.msgpack.encode({"time": times, "id": identities, "fields": told})
 
 
-def _upstream(request: Request) -> str:
+def _upstream(request: AccessLogLine) -> str:
     """NGINX knows the group of servers by a name that is made of its id."""
     return request.upstream_id.removeprefix(UPSTREAM_PREFIX)
 
 
-def _moment(request: Request) -> int:
+def _moment(request: AccessLogLine) -> int:
     return round(_number(request.time) * 1000)
 
 
-def _upstream_milliseconds(request: Request) -> str:
+def _upstream_milliseconds(request: AccessLogLine) -> str:
     """Several attempts are separated by commas and colons; the last one answered."""
     if request.upstream_response_time in ("", "-"):
         return ""
@@ -142,7 +144,7 @@ def _upstream_milliseconds(request: Request) -> str:
     return _milliseconds(last) if last else ""
 
 
-def _told(request: Request) -> str:
+def _told(request: AccessLogLine) -> str:
     if request.stream_id:
         return f"{request.method} {request.uri}"
     return f"{request.method} {request.uri} {request.protocol}"
@@ -161,7 +163,7 @@ def error_entry(text: bytes, *, identity: str, seq: str = "") -> pb.LogEntry | N
     )
 
 
-def requests_of(lines: Iterable[Line], agent_id: str) -> Iterator[tuple[Request, str, str]]:
+def requests_of(lines: Iterable[TailedLine], agent_id: str) -> Iterator[tuple[AccessLogLine, str, str]]:
     """What can be read, with the id of each line and its number in the log."""
     for line in lines:
         if (request := parse_request(line.text)) is not None:
@@ -169,7 +171,7 @@ def requests_of(lines: Iterable[Line], agent_id: str) -> Iterator[tuple[Request,
 
 
 def access_batch(
-    requests: Sequence[Request], identities: Sequence[str], seqs: Sequence[str], *, columns: bool
+    requests: Sequence[AccessLogLine], identities: Sequence[str], seqs: Sequence[str], *, columns: bool
 ) -> pb.LogBatch:
     if columns and requests:
         return pb.LogBatch(columns=access_columns(requests, identities, seqs))
@@ -179,14 +181,14 @@ def access_batch(
     )
 
 
-def error_entries(lines: Iterable[Line], agent_id: str) -> Iterator[pb.LogEntry]:
+def error_entries(lines: Iterable[TailedLine], agent_id: str) -> Iterator[pb.LogEntry]:
     for line in lines:
         identity, seq = entry_id(agent_id, line.place), sequence(line.place)
         if (entry := error_entry(line.text, identity=identity, seq=seq)) is not None:
             yield entry
 
 
-class Traffic(msgspec.Struct, kw_only=True):
+class LoggedTraffic(msgspec.Struct, kw_only=True):
     """What the access log adds up to. Only ever grows; kept from one agent to the next."""
 
     responses: dict[str, int] = {}
@@ -198,7 +200,7 @@ class Traffic(msgspec.Struct, kw_only=True):
     duration_seconds: float = 0.0
     unreadable: int = 0
 
-    def count(self, request: Request) -> None:
+    def count(self, request: AccessLogLine) -> None:
         """Requests only: a connection of a stream may have carried thousands of them, or none."""
         if request.stream_id:
             return
@@ -213,7 +215,7 @@ class Traffic(msgspec.Struct, kw_only=True):
         bucket = next((i for i, edge in enumerate(BUCKETS_SECONDS) if seconds <= edge), len(BUCKETS_SECONDS))
         self.durations[bucket] += 1
 
-    def copy(self) -> Traffic:
+    def copy(self) -> LoggedTraffic:
         return msgspec.structs.replace(self, responses=dict(self.responses), durations=list(self.durations))
 
 
@@ -229,10 +231,10 @@ def _milliseconds(text: str) -> str:
     return f"{_number(text) * 1000:g}"
 
 
-def read_traffic(note: str) -> Traffic:
+def read_traffic(note: str) -> LoggedTraffic:
     """What was counted before; nothing if there is no note or it is of another make."""
     try:
-        traffic = msgspec.json.decode(note, type=Traffic)
+        traffic = msgspec.json.decode(note, type=LoggedTraffic)
     except msgspec.MsgspecError:
-        return Traffic()
-    return traffic if len(traffic.durations) == len(BUCKETS_SECONDS) + 1 else Traffic()
+        return LoggedTraffic()
+    return traffic if len(traffic.durations) == len(BUCKETS_SECONDS) + 1 else LoggedTraffic()

@@ -15,7 +15,7 @@ import msgspec
 import structlog
 
 from fleetplane.domains.proxies.agent.reports.log_lines import (
-    Traffic,
+    LoggedTraffic,
     access_batch,
     error_entries,
     read_traffic,
@@ -24,7 +24,7 @@ from fleetplane.domains.proxies.agent.reports.log_lines import (
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.kernel.backoff import Backoff
 from fleetplane.kernel.clock import Clock
-from fleetplane.node.logs.tail import Batch, Tail
+from fleetplane.node.logs.tail import FileTail, LineBatch
 
 ATTEMPTS: Final = 6
 """For a batch that the server refuses in words. Then it goes, lest it hold up all that follow."""
@@ -41,10 +41,10 @@ class Parcel:
     """To be remembered together with the place in the log."""
 
 
-class Log(Protocol):
-    tail: Tail
+class ShippedLog(Protocol):
+    tail: FileTail
 
-    def pack(self, batch: Batch, agent_id: str, *, columns: bool) -> Parcel:
+    def pack(self, batch: LineBatch, agent_id: str, *, columns: bool) -> Parcel:
         """`columns`: whether the server takes the access log by field."""
 
     def done(self) -> None: ...
@@ -53,7 +53,7 @@ class Log(Protocol):
 class AccessLog:
     """Its lines are also counted, each once: the sums are kept in the same file as the place."""
 
-    def __init__(self, tail: Tail) -> None:
+    def __init__(self, tail: FileTail) -> None:
         self.tail = tail
         self.traffic = read_traffic(tail.note)
         self._next = self.traffic
@@ -61,8 +61,8 @@ class AccessLog:
     def __repr__(self) -> str:
         return f"<AccessLog {self.tail!r}>"
 
-    def pack(self, batch: Batch, agent_id: str, *, columns: bool) -> Parcel:
-        traffic: Traffic = self.traffic.copy()
+    def pack(self, batch: LineBatch, agent_id: str, *, columns: bool) -> Parcel:
+        traffic: LoggedTraffic = self.traffic.copy()
         requests, identities, seqs = [], [], []
         for request, identity, seq in requests_of(batch.lines, agent_id):
             requests.append(request)
@@ -79,13 +79,13 @@ class AccessLog:
 
 
 class ErrorLog:
-    def __init__(self, tail: Tail) -> None:
+    def __init__(self, tail: FileTail) -> None:
         self.tail = tail
 
     def __repr__(self) -> str:
         return f"<ErrorLog {self.tail!r}>"
 
-    def pack(self, batch: Batch, agent_id: str, *, columns: bool) -> Parcel:  # noqa: ARG002  # few lines
+    def pack(self, batch: LineBatch, agent_id: str, *, columns: bool) -> Parcel:  # noqa: ARG002  # few lines
         message = pb.LogBatch(entries=error_entries(batch.lines, agent_id))
         return Parcel(message, len(message.entries))
 
@@ -103,7 +103,7 @@ class ShippingPolicy:
 class Shipper:
     def __init__(
         self,
-        log: Log,
+        log: ShippedLog,
         *,
         clock: Clock,
         logger: structlog.typing.FilteringBoundLogger,
@@ -139,7 +139,7 @@ class Shipper:
             if not full:
                 await self._clock.sleep(self._policy.pause_seconds)
 
-    async def _ship(self, parcel: Parcel, batch: Batch, deliver: Deliver) -> None:
+    async def _ship(self, parcel: Parcel, batch: LineBatch, deliver: Deliver) -> None:
         if parcel.lines and (fault := await self._deliver(parcel.message, deliver)):
             self.refused_lines += parcel.lines
             self._logger.error("log_lines_refused", lines=parcel.lines, error=fault)

@@ -12,7 +12,7 @@ from fleetplane.node.host.proc import CpuUsage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class NodeUsage:
     cpu_percent: float
     memory_used_bytes: int
     memory_total_bytes: int
@@ -29,7 +29,7 @@ class Reading:
         }
 
 
-class Machine:
+class UsageSampler:
     """CPU usage is measured since the last call, so there must be only one caller."""
 
     def __init__(self, folder: Path) -> None:
@@ -40,10 +40,10 @@ class Machine:
     def __repr__(self) -> str:
         return f"<Machine disk of {self._folder}>"
 
-    def look(self) -> Reading:
+    def look(self) -> NodeUsage:
         """0 for what the machine does not tell."""
         memory, disk = proc.memory(), shutil.disk_usage(self._folder)
-        return Reading(
+        return NodeUsage(
             cpu_percent=round(self._usage.look().get("cpu", 0.0), 1),
             memory_used_bytes=memory.used_bytes if memory else 0,
             memory_total_bytes=memory.total_bytes if memory else 0,

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from itertools import accumulate
 
 from fleetplane.domains.proxies.agent.nginx.stub_status import StubStatus
-from fleetplane.domains.proxies.agent.reports.log_lines import BUCKETS_SECONDS, Traffic
-from fleetplane.domains.proxies.agent.reports.machine import Reading
+from fleetplane.domains.proxies.agent.reports.log_lines import BUCKETS_SECONDS, LoggedTraffic
+from fleetplane.domains.proxies.agent.reports.machine import NodeUsage
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 
 
@@ -16,8 +16,8 @@ def batch(
     at_ms: int,
     figures: StubStatus | None,
     own_requests: int,
-    traffic: Traffic,
-    reading: Reading,
+    traffic: LoggedTraffic,
+    reading: NodeUsage,
     servers: Mapping[tuple[str, str], bool],
     dropped: Mapping[str, int],
 ) -> pb.MetricsBatch:
@@ -47,7 +47,7 @@ def _connections(figures: StubStatus, own_requests: int) -> Iterator[pb.Metric]:
     yield _counter("nginx_http_requests_total", max(0, figures.requests - own_requests))
 
 
-def _traffic(traffic: Traffic) -> Iterator[pb.Metric]:
+def _traffic(traffic: LoggedTraffic) -> Iterator[pb.Metric]:
     for key, count in traffic.responses.items():
         code_class, _, host = key.partition(" ")
         yield _counter("nginx_http_responses_total", count, code_class=code_class, virtual_host_id=host)
@@ -61,7 +61,7 @@ def _traffic(traffic: Traffic) -> Iterator[pb.Metric]:
     yield _metric(f"{name}_count", sum(traffic.durations), pb.HISTOGRAM)
 
 
-def _machine(reading: Reading) -> Iterator[pb.Metric]:
+def _machine(reading: NodeUsage) -> Iterator[pb.Metric]:
     yield _gauge("system_cpu_percent", reading.cpu_percent)
     yield _gauge("system_memory_used_bytes", reading.memory_used_bytes)
     yield _gauge("system_memory_total_bytes", reading.memory_total_bytes)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from fleetplane.domains.proxies.agent.nginx.applier import Applier
+from fleetplane.domains.proxies.agent.nginx.applier import VersionApplier
 from fleetplane.domains.proxies.agent.nginx.control import Nginx
 from fleetplane.domains.proxies.agent.nginx.processes import Master
 from fleetplane.domains.proxies.agent.nginx.stub_status import StubStatus
 from fleetplane.domains.proxies.agent.outbox import ProxyOutbox
 from fleetplane.domains.proxies.agent.reports import metrics
-from fleetplane.domains.proxies.agent.reports.alerts import Alert, Figures, expiring
+from fleetplane.domains.proxies.agent.reports.alerts import Alert, UsageAlerts, expiring
 from fleetplane.domains.proxies.agent.reports.log_shipping import AccessLog, Shipper
-from fleetplane.domains.proxies.agent.reports.machine import Machine, Reading
-from fleetplane.domains.proxies.agent.reports.prober import Prober
+from fleetplane.domains.proxies.agent.reports.machine import NodeUsage, UsageSampler
+from fleetplane.domains.proxies.agent.reports.prober import UpstreamProber
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.kernel.clock import Clock
 from fleetplane.node.host.proc import running_seconds
@@ -29,13 +29,13 @@ class Observer:
     def __init__(
         self,
         *,
-        applier: Applier,
+        applier: VersionApplier,
         nginx: Nginx,
-        prober: Prober,
+        prober: UpstreamProber,
         access_log: AccessLog,
         shippers: tuple[Shipper, ...],
         outbox: ProxyOutbox,
-        machine: Machine,
+        machine: UsageSampler,
         clock: Clock,
     ) -> None:
         self._applier = applier
@@ -47,7 +47,7 @@ class Observer:
         self._machine = machine
         self._clock = clock
         self._reading = machine.look()
-        self._figures = Figures()
+        self._figures = UsageAlerts()
         self._since: dict[str, int] = {}
         """When each alert began."""
         self._rate = 0.0
@@ -165,7 +165,7 @@ class Observer:
         return self._clock.now_ns() // 1_000_000
 
 
-def _system(reading: Reading) -> pb.SystemMetrics:
+def _system(reading: NodeUsage) -> pb.SystemMetrics:
     return pb.SystemMetrics(
         cpu_percent=reading.cpu_percent,
         memory_used_bytes=reading.memory_used_bytes,

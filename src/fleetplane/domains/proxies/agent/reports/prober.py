@@ -12,11 +12,11 @@ from typing import Final, NoReturn
 
 import structlog
 
-from fleetplane.domains.proxies.agent.nginx.applier import Applier, ApplyOutcome
-from fleetplane.domains.proxies.agent.nginx.change_journal import State
+from fleetplane.domains.proxies.agent.nginx.applier import ApplyOutcome, VersionApplier
+from fleetplane.domains.proxies.agent.nginx.change_journal import VersionState
 from fleetplane.domains.proxies.agent.nginx.http_get import get_tcp
-from fleetplane.domains.proxies.agent.nginx.releases import Release
-from fleetplane.domains.proxies.agent.reports.upstream_health import Change, Probe, Verdicts, probes
+from fleetplane.domains.proxies.agent.nginx.releases import StagedVersion
+from fleetplane.domains.proxies.agent.reports.upstream_health import Probe, UpstreamChange, Verdicts, probes
 from fleetplane.kernel.clock import Clock
 
 PROBES_AT_ONCE: Final = 64
@@ -33,14 +33,14 @@ class ProberPolicy:
     """Intervals on the wire are whole seconds; tests are in more of a hurry."""
 
 
-class Prober:
+class UpstreamProber:
     def __init__(
         self,
         *,
-        applier: Applier,
+        applier: VersionApplier,
         clock: Clock,
         log: structlog.typing.FilteringBoundLogger,
-        told: Callable[[Change], None],
+        told: Callable[[UpstreamChange], None],
         policy: ProberPolicy | None = None,
     ) -> None:
         self._applier = applier
@@ -71,7 +71,7 @@ class Prober:
                 for task in asking:
                     task.cancel()
 
-    def _watched(self, live: Release | None) -> list[Probe]:
+    def _watched(self, live: StagedVersion | None) -> list[Probe]:
         if live is None:
             return []
         watched = probes(live.served)
@@ -104,9 +104,9 @@ class Prober:
             try:
                 outcome = await self._applier.mark_down(self.verdicts.down())
             except OSError as error:
-                outcome = ApplyOutcome(state=State.FAILED, error=str(error))
+                outcome = ApplyOutcome(state=VersionState.FAILED, error=str(error))
                 await self._applier.open()
-            if outcome.state is not State.SUCCESS:
+            if outcome.state is not VersionState.SUCCESS:
                 self._log.error("dead_servers_not_left_out", error=outcome.error)
                 self._changed.set()
             await self._clock.sleep(self._policy.least_gap_seconds)

@@ -38,14 +38,14 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class UpstreamChange:
     upstream: str
     address: str
     up: bool
 
 
 @dataclass(slots=True)
-class _Server:
+class _UpstreamServer:
     up: bool = True
     streak: int = 0
     """Answers in a row that contradict `up`."""
@@ -53,17 +53,17 @@ class _Server:
 
 @dataclass(slots=True)
 class Verdicts:
-    _servers: dict[tuple[str, str], _Server] = field(default_factory=dict)
+    _servers: dict[tuple[str, str], _UpstreamServer] = field(default_factory=dict)
 
     def watch(self, probes: list[Probe], down: dict[str, frozenset[str]]) -> None:
         """Keep what is known of servers that are still probed; others begin as `down` says."""
         self._servers = {
             probe.key: self._servers.get(probe.key)
-            or _Server(up=probe.address not in down.get(probe.upstream, frozenset()))
+            or _UpstreamServer(up=probe.address not in down.get(probe.upstream, frozenset()))
             for probe in probes
         }
 
-    def record(self, probe: Probe, *, passed: bool) -> Change | None:
+    def record(self, probe: Probe, *, passed: bool) -> UpstreamChange | None:
         server = self._servers.get(probe.key)
         if server is None:
             return None  # of a configuration that has just gone
@@ -74,7 +74,7 @@ class Verdicts:
         if server.streak < (probe.healthy_threshold if passed else probe.unhealthy_threshold):
             return None
         server.up, server.streak = passed, 0
-        return Change(upstream=probe.upstream, address=probe.address, up=passed)
+        return UpstreamChange(upstream=probe.upstream, address=probe.address, up=passed)
 
     def states(self) -> dict[tuple[str, str], bool]:
         return {key: server.up for key, server in self._servers.items()}

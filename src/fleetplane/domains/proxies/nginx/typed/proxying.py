@@ -30,7 +30,7 @@ _COOKIE: Final = '"~^[0-9a-f]{32}$"'
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class PassTarget:
     """Where a location passes requests on to, and how."""
 
     url: str
@@ -57,7 +57,7 @@ def authority_file(upstream: str) -> str:
     return f"certs/upstream-{upstream}.pem"
 
 
-def secured(target: Target, ca_bundle: str) -> Iterator[Directive]:
+def secured(target: PassTarget, ca_bundle: str) -> Iterator[Directive]:
     """TLS to the other side. `ca_bundle` lists the authorities that this machine trusts."""
     if not target.protocol.endswith("s") or target.upstream is None:
         return
@@ -81,7 +81,7 @@ def _host(address: str) -> str:
     return address.rpartition(":")[0].strip("[]")
 
 
-def retried(target: Target) -> Iterator[Directive]:
+def retried(target: PassTarget) -> Iterator[Directive]:
     prefix, retries = target.prefix, target.options.retries or Retries(on=RETRIED)
     on = [*retries.on, *(["non_idempotent"] if retries.non_idempotent else [])]
     yield directive(f"{prefix}_next_upstream", *(on or ["off"]))
@@ -104,7 +104,7 @@ def canaries(split: Canaries, main: str, names: Mapping[str, str], parts: HostPa
     return f"${variable}"
 
 
-def resolved(url: str, resolver: Resolver, parts: HostParts) -> Target:
+def resolved(url: str, resolver: Resolver, parts: HostParts) -> PassTarget:
     """The URL with a host that is looked up again and again."""
     found = urlsplit(url)
     if found.path or found.query:
@@ -116,7 +116,7 @@ def resolved(url: str, resolver: Resolver, parts: HostParts) -> Target:
         directive("resolver", *resolver.addresses, *options, ipv6),
         directive("set", variable, found.netloc),
     )
-    return Target(f"{found.scheme}://{variable}", needed=needed)
+    return PassTarget(f"{found.scheme}://{variable}", needed=needed)
 
 
 # Groups.
@@ -152,7 +152,7 @@ def sticky(upstream: pb.Upstream, options: UpstreamOptions) -> Sequence[Node]:
     )
 
 
-def sticky_header(target: Target) -> Iterator[Directive]:
+def sticky_header(target: PassTarget) -> Iterator[Directive]:
     given = target.options.balancing
     if target.upstream is not None and given and given.method == "sticky_cookie":
         yield directive("add_header", "Set-Cookie", f"${sticky_variable(target.upstream.id)}_set", "always")

@@ -8,7 +8,7 @@ import msgspec
 
 from fleetplane.domains.proxies.access import ADMINISTER, RAW
 from fleetplane.domains.proxies.agents.handover import Handovers, ShownConfiguration, TakeoverPlan
-from fleetplane.domains.proxies.agents.ports import Result
+from fleetplane.domains.proxies.agents.ports import AgentResult
 from fleetplane.domains.proxies.agents.registry import Agents
 from fleetplane.domains.proxies.kinds.records import Certificate
 from fleetplane.domains.proxies.kinds.unique import refuse
@@ -131,7 +131,7 @@ class ObservedRoutes:
         agent = self._agents.get(call.scope, call.path["agent_id"])
         return self._done(await self._handovers.give_back(agent, actor=commander(call)))
 
-    def _done(self, result: Result) -> Answer[CommandView]:
+    def _done(self, result: AgentResult) -> Answer[CommandView]:
         view = CommandView(
             success=result.success, message=result.message, timestamp=spelled(self._clock.now_ns())
         )

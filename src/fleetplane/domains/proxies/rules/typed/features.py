@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 
 from fleetplane.domains.proxies.kinds.records import UpstreamSpec, VirtualHostSpec
 from fleetplane.domains.proxies.nginx.site import LACKS, TYPED_OPTIONS
-from fleetplane.domains.proxies.rules.conflicts import Surroundings, targets
+from fleetplane.domains.proxies.rules.conflicts import WorkspaceSurroundings, targets
 from fleetplane.domains.proxies.rules.typed import tls
 from fleetplane.domains.proxies.typed_options import HOST_GROUPS, LOCATION_GROUPS, UPSTREAM_GROUPS
 from fleetplane.web.rest.problems import Code, Problem
@@ -37,7 +37,7 @@ def needed(spec: VirtualHostSpec) -> Iterator[tuple[str, str]]:
             yield "brotli", f"{place}content.compression.brotli"
 
 
-def feature_problems(spec: VirtualHostSpec, around: Surroundings) -> Iterator[Problem]:
+def feature_problems(spec: VirtualHostSpec, around: WorkspaceSurroundings) -> Iterator[Problem]:
     if not has_options(spec):
         return
     serving = {
@@ -52,7 +52,7 @@ def feature_problems(spec: VirtualHostSpec, around: Surroundings) -> Iterator[Pr
             yield unable_problem(field, f"has an NGINX without {feature}", unable)
 
 
-def upstream_feature_problems(spec: UpstreamSpec, around: Surroundings) -> Iterator[Problem]:
+def upstream_feature_problems(spec: UpstreamSpec, around: WorkspaceSurroundings) -> Iterator[Problem]:
     """An upstream has no agents of its own: what none of the workspace's can do is told at once."""
     if not upstream_has_options(spec):
         return

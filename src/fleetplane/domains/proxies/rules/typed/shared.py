@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from fleetplane.domains.proxies.kinds.records import VirtualHostSpec
 from fleetplane.domains.proxies.kinds.values import Location
 from fleetplane.domains.proxies.nginx.typed.access import DECIDING
-from fleetplane.domains.proxies.rules.conflicts import Surroundings
+from fleetplane.domains.proxies.rules.conflicts import WorkspaceSurroundings
 from fleetplane.domains.proxies.rules.typed import content as looks
 from fleetplane.domains.proxies.rules.typed import proxying
 from fleetplane.domains.proxies.rules.typed.access import access_problems
@@ -15,7 +15,9 @@ from fleetplane.domains.proxies.typed_options import Access
 from fleetplane.web.rest.problems import Code, Problem
 
 
-def option_problems(one: VirtualHostSpec | Location, field: str, around: Surroundings) -> Iterator[Problem]:
+def option_problems(
+    one: VirtualHostSpec | Location, field: str, around: WorkspaceSurroundings
+) -> Iterator[Problem]:
     """`field` is empty for the host itself."""
     place = f"{field}." if field else ""
     if one.access:

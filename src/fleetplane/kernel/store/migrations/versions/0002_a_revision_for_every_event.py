@@ -25,7 +25,7 @@ def upgrade() -> None:
     found = connection.execute(sa.text("SELECT revision, audit_seq, audit_hash FROM meta")).one()
     if not found.audit_seq:
         return
-    entry = audit.Entry(
+    entry = audit.ChainEntry(
         seq=found.audit_seq + 1,
         revision=found.revision + 1,
         at_ns=time.time_ns(),
