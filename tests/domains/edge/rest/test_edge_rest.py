@@ -16,6 +16,8 @@ from support.edge.edge_site import PREFIX, Rest, Site, a_tenant, site, until
 from support.edge.shipped_daemon import ShippedDaemon
 
 from fleetplane.domains.edge import access
+from fleetplane.domains.edge.rest.common import Manner
+from fleetplane.web.rest.routes import Headers
 
 SHIPPED = {"x-aegis-shapes": "shipped"}
 JSON = {"accept": "application/json"}
@@ -371,6 +373,21 @@ def test_a_server_may_speak_the_shipped_shapes_unless_asked_otherwise(tmp_path: 
             assert client.get("/hosts").json() == client.get("/groups").json() == []
             asked = client.get("/hosts", headers={"x-aegis-shapes": "documented"})
             assert asked.json() == {"items": [], "next_cursor": None}
+
+
+@pytest.mark.parametrize(
+    ("headers", "shipped"),
+    [
+        ({b"accept": b"*/*"}, True),
+        ({b"accept": b"*/*", b"user-agent": b"curl/8.5"}, False),
+        ({b"accept": b"application/json"}, False),
+        ({b"accept": b"*/*", b"x-aegis-shapes": b"documented"}, False),
+        ({b"user-agent": b"curl/8.5", b"x-aegis-shapes": b"shipped"}, True),
+        ({}, False),
+    ],
+)
+def test_the_first_command_line_is_known_by_what_it_asks(headers: dict[bytes, bytes], shipped: bool) -> None:
+    assert Manner(shipped=False).is_shipped(Headers(headers)) is shipped
 
 
 async def test_what_is_wrong_is_said_in_both_shapes_at_once(furnished: Furnished) -> None:

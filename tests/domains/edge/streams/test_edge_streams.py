@@ -11,12 +11,14 @@ import grpc
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from support.edge.edge_identity_rig import MovableClock
-from support.edge.edge_signer import BOSS, CAPABILITIES
+from support.edge.edge_signer import BOSS, CAPABILITIES, Signer, ok
 from support.edge.edge_streams_rig import Rig, streams_rig, until
 
 from fleetplane.domains.edge.kinds import EDGE_NODE, Desired
 from fleetplane.domains.edge.streams.assembly import StreamOptions
+from fleetplane.domains.edge.streams.verification import LAYOUT_PAGE
 from fleetplane.fleet.streams.host import StreamPolicy
+from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
 from fleetplane.gen.fleetplane.edge.v1 import legacy_pb2, tolerant_pb2
 
 Code = grpc.StatusCode
@@ -346,4 +348,38 @@ async def test_a_daemon_that_switches_on_its_stream_keeps_it(tmp_path: Path) -> 
         assert rig.side.dispatcher.courier.is_present(daemon.node_id), "and gets new work"
         await daemon.beat()
         await until(lambda: rig.side.streams.heartbeats["acme"] == 2)
+        daemon.leave()
+
+
+# A client written from the pages.
+
+
+async def test_the_page_says_what_a_daemon_of_ones_own_signs(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[4] / LAYOUT_PAGE.partition("#")[0]).read_text()
+    section = page.partition("## A daemon of your own\n")[2]
+    shown: dict[str, Any] = {}
+    exec(section.partition("```python\n")[2].partition("```")[0], shown)  # our own page
+    async with streams_rig(tmp_path) as rig:
+        daemon = await rig.daemon()
+        other = Signer(identity=daemon.identity, clock=rig.clock, plain=b'{"event": "hello"}')
+        code, words = await daemon.refusal(hello=other.hello())
+        assert (code, LAYOUT_PAGE in words) == (Code.UNAUTHENTICATED, True)
+
+        sign = Signer(identity=daemon.identity, clock=rig.clock)
+        where = (daemon.node_id, sign.stream_id)
+        sign.plain = shown["hello"](*where, b"")
+        daemon.call = daemon._method(metadata=(("authorization", f"Bearer {daemon.identity.token}"),))
+        await daemon.send(hello=sign.hello(capabilities=b""))
+        async with asyncio.timeout(60):
+            await daemon.call.initial_metadata()
+        sign.plain = shown["heartbeat"](*where)
+        await daemon.send(heartbeat=sign.heartbeat())
+        command = await rig.issue(daemon)
+        given = (await daemon.next("invoke_tool")).command_id
+        chunk = pb.Chunk(stdout=b"hi")
+        sign.plain = shown["progress"](*where, given, chunk.SerializeToString())
+        await daemon.send(command_progress=sign.chunk(given, chunk))
+        sign.plain = shown["result"](*where, given, ok())
+        await daemon.send(command_result=sign.result(given, ok()))
+        await until(lambda: rig.outcome(command, daemon) == "ok")
         daemon.leave()

@@ -37,7 +37,7 @@ ANSWER_LIMIT_BYTES = 64 << 20
 """Of what is not followed: the results of a run are the longest."""
 FOLLOW_SECONDS = 60.0
 """Seconds without an event of a followed run; one comes every 15 s."""
-PASSED = ("accept", "idempotency-key", "last-event-id", SHAPES_HEADER)
+PASSED = ("accept", "user-agent", "idempotency-key", "last-event-id", SHAPES_HEADER)
 RETURNED = ("x-fleet-command-id",)
 _BY_STATUS: Mapping[int, type[FleetplaneError]] = {
     400: errors.InvalidArgument,

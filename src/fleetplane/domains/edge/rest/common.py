@@ -28,9 +28,15 @@ class Manner:
         self._shipped = shipped
 
     def is_shipped(self, headers: Headers) -> bool:
-        """Whether this caller wants the shapes of the first command line."""
+        """Whether this caller wants the shapes of the first command line.
+
+        That one says nothing about itself, not even its name, and asks for anything; other libraries name
+        themselves.
+        """
         asked = headers.get(SHAPES_HEADER)
-        return self._shipped if asked is None else asked.strip().lower() == SHIPPED
+        if asked is not None:
+            return asked.strip().lower() == SHIPPED
+        return self._shipped or (headers.get("accept") == "*/*" and not headers.get("user-agent"))
 
 
 class EdgeErrorBody(ErrorBody, frozen=True, kw_only=True, omit_defaults=True):

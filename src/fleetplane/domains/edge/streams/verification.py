@@ -67,6 +67,9 @@ OUTPUT_SAMPLE = 32
 """One line of output in so many has its signature checked, of daemons that send one by one."""
 
 
+LAYOUT_PAGE = "docs/edge.md#a-daemon-of-your-own"
+
+
 class SealForm(StrEnum):
     """What the payloads of a stream vouch for."""
 
@@ -122,12 +125,18 @@ _REFUSALS: Mapping[RejectionCause, tuple[type[FleetplaneError], str]] = {
     RejectionCause.NODE: (Unauthenticated, "the envelope is of another node than its stream"),
     RejectionCause.KEY: (Unauthenticated, "the token is bound to a key that is not the node's"),
     RejectionCause.SIGNATURE: (Unauthenticated, "the signature is wrong"),
-    RejectionCause.NOT_CANONICAL: (Unauthenticated, "the signed payload does not say what it is about"),
+    RejectionCause.NOT_CANONICAL: (
+        Unauthenticated,
+        f"the signed payload does not say what it is about: sign the layout in {LAYOUT_PAGE}",
+    ),
     RejectionCause.KIND: (Unauthenticated, "the envelope is of another kind of event"),
     RejectionCause.STREAM: (Unauthenticated, "the envelope is of another stream"),
     RejectionCause.STALE: (Unauthenticated, "the envelope's time is too far from now"),
     RejectionCause.BACKWARDS: (Unauthenticated, "the envelope is older than what came before it"),
-    RejectionCause.CONTENT: (Unauthenticated, "the envelope does not vouch for this message"),
+    RejectionCause.CONTENT: (
+        Unauthenticated,
+        f"the envelope does not vouch for this message: sign its digest as in {LAYOUT_PAGE}",
+    ),
     RejectionCause.REPLAYED: (Unauthenticated, "the hello was used before"),
 }
 
