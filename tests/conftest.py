@@ -32,7 +32,7 @@ from support.shared.run_twice import run_twice
 from support.shared.telemetry_place import TelemetryPlace
 
 from fleetplane.kernel.identity import passwords
-from fleetplane.kernel.watchdog import Watchdog
+from fleetplane.kernel.stalls import Watchdog
 
 # Programs that tests start find the helpers that they share with tests.
 os.environ["PYTHONPATH"] = os.pathsep.join(

@@ -18,7 +18,7 @@ from fleetplane import __version__, endpoints
 from fleetplane.domains.blueprint import Blueprint, Domain, Kernel
 from fleetplane.grpc_apps import LOCAL_PRINCIPAL, compose, cut_off
 from fleetplane.kernel.errors import SettingsError
-from fleetplane.kernel.watchdog import Watchdog
+from fleetplane.kernel.stalls import Watchdog
 from fleetplane.presenting import Presenting
 from fleetplane.read_gate import ReadGate
 from fleetplane.rpc import Listener, ListenerSpec, open_listener

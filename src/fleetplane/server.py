@@ -17,8 +17,8 @@ from fleetplane import assembly, environment, ready_file
 from fleetplane.kernel.boundary import Failures, count_into
 from fleetplane.kernel.clock import Clock, SystemClock
 from fleetplane.kernel.errors import IntegrityError, SettingsError
+from fleetplane.kernel.files import ensure_private
 from fleetplane.kernel.kinds import KERNEL_KINDS
-from fleetplane.kernel.private_directory import ensure_private
 from fleetplane.kernel.store import Store, StoreSettings, lineage
 from fleetplane.kernel.store.servers.standby import Standby
 from fleetplane.keys import MasterKeys

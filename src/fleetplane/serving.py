@@ -27,7 +27,6 @@ from fleetplane.audit_keeper import AuditKeeper, anchors
 from fleetplane.domains.blueprint import Blueprint, Domain, Kernel
 from fleetplane.front import Front
 from fleetplane.grpc_apps import keep_to_rights
-from fleetplane.kernel.attention import Attention, AttentionCollector
 from fleetplane.kernel.audit import archive as audit_archive
 from fleetplane.kernel.boundary import Boundary, Failures, Work
 from fleetplane.kernel.clock import Clock
@@ -35,6 +34,7 @@ from fleetplane.kernel.identity import Authority
 from fleetplane.kernel.identity.operators import Operators
 from fleetplane.kernel.identity.revocation import Revocations
 from fleetplane.kernel.identity.revocation_lists import RevocationLists
+from fleetplane.kernel.stalls import StallCollector, StallDetector, Watchdog, WatchdogCollector
 from fleetplane.kernel.store import Store
 from fleetplane.kernel.store.bells.metrics import BellCollector
 from fleetplane.kernel.store.history import HistoryBounds, HistoryKeeper
@@ -43,7 +43,6 @@ from fleetplane.kernel.store.servers.standby import Standby
 from fleetplane.kernel.store.space import Space
 from fleetplane.kernel.telemetry import Telemetry
 from fleetplane.kernel.telemetry.metrics import TelemetryCollector
-from fleetplane.kernel.watchdog import Watchdog, WatchdogCollector
 from fleetplane.keys import MasterKeys
 from fleetplane.offline import DataDirectory
 from fleetplane.read_gate import ReadGate, elsewhere
@@ -88,7 +87,7 @@ class RunningServer:
         self._settings = settings
         self._keys = keys
         self._blueprints = blueprints
-        self._attention = Attention(clock)
+        self._attention = StallDetector(clock)
         self._watchdog = Watchdog()
         self._is_watched = False
         self._calls = CallStatistics()
@@ -357,7 +356,7 @@ class ServerParts:
         registry.register(kernel.calls.collector())
         registry.register(StoreCollector(kernel.store))
         registry.register(BellCollector(kernel.store))
-        registry.register(AttentionCollector(kernel.attention))
+        registry.register(StallCollector(kernel.attention))
         if kernel.telemetry is not None:
             registry.register(TelemetryCollector(kernel.telemetry))
         registry.register(

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fleetplane.kernel.attention import BEAT_SECONDS, SETTLING_SECONDS, Attention, Gap, Term
 from fleetplane.kernel.liveness import AgentId, Liveness, LivenessPolicy, LivenessTracker
+from fleetplane.kernel.stalls import BEAT_SECONDS, SETTLING_SECONDS, Gap, StallDetector, Term
 from fleetplane.sim.clock import NANOSECONDS, VirtualClock
 
 TERM_SECONDS = 30.0
@@ -18,8 +18,8 @@ def gap(lost_seconds: float, ended_at: float) -> Gap:
 
 
 @asynccontextmanager
-async def beating(clock: VirtualClock) -> AsyncIterator[Attention]:
-    attention = Attention(clock)
+async def beating(clock: VirtualClock) -> AsyncIterator[StallDetector]:
+    attention = StallDetector(clock)
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(attention.run())
         await clock.advance(1)
@@ -113,7 +113,7 @@ async def test_answers_are_waited_for_a_little_after_a_gap() -> None:
 
 async def test_without_a_beat_there_are_no_gaps() -> None:
     clock = VirtualClock()
-    attention = Attention(clock)
+    attention = StallDetector(clock)
     clock.stall(10**6)
     assert attention.term(TERM_SECONDS).since_ns == 0
     assert attention.settled

@@ -11,8 +11,8 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from fleetplane.kernel import watchdog
-from fleetplane.kernel.watchdog import HANDLERS_KEPT, LIMIT_SECONDS, OTHERS, Watchdog, WatchdogCollector
+from fleetplane.kernel import stalls
+from fleetplane.kernel.stalls import HANDLERS_KEPT, LIMIT_SECONDS, OTHERS, Watchdog, WatchdogCollector
 from fleetplane.rpc import ListenerSpec, open_listener
 from fleetplane.rpc.listening import doors
 from fleetplane.rpc.listening.doors import HANDLER, VISITS_KEPT
@@ -26,7 +26,7 @@ MOMENT = [0.0]
 
 @pytest.fixture(autouse=True)
 def standing_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (watchdog, doors):
+    for module in (stalls, doors):
         monkeypatch.setattr(module, "_now", lambda: MOMENT[0])
 
 

@@ -159,7 +159,7 @@ class ContextFile:
 
     def write(self, contexts: Contexts) -> None:
         """Replace the file as a whole; it is its owner's alone."""
-        from fleetplane.kernel.durable import write_durably
+        from fleetplane.kernel.files import write_durably
 
         told = {
             "version": 1,

@@ -17,7 +17,6 @@ from fleetplane.fleet.releases.agents_service import ReleaseAudience
 from fleetplane.fleet.resources.declaration import AnyPublicResource
 from fleetplane.fleet.rollouts.subject import VersionedSubject
 from fleetplane.kernel.access import Grant, Role
-from fleetplane.kernel.attention import Attention
 from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.clock import Clock, SystemClock
 from fleetplane.kernel.identity import Authority, MasterKey
@@ -26,6 +25,7 @@ from fleetplane.kernel.identity.operators import Operators
 from fleetplane.kernel.identity.revocation import Revocations
 from fleetplane.kernel.identity.revocation_lists import RevocationLists
 from fleetplane.kernel.resources import AnyKind
+from fleetplane.kernel.stalls import StallDetector
 from fleetplane.kernel.store import Store
 from fleetplane.kernel.telemetry import Telemetry
 from fleetplane.rpc import Authentication, Authenticator, CallStatistics, MethodRow
@@ -50,7 +50,7 @@ class Kernel:
     """Signed revocation lists for agents that accept callers; a domain makes its own where there is none."""
     telemetry: Telemetry | None = None
     """There if a domain's blueprint asks for it."""
-    attention: Attention = field(default_factory=lambda: Attention(SystemClock()))
+    attention: StallDetector = field(default_factory=lambda: StallDetector(SystemClock()))
     """Gaps of this process; consulted before an agent is declared silent."""
     door: Authenticators = field(init=False)
     """Tells who shows a credential, for every surface."""

@@ -1,8 +1,10 @@
-"""Which principal may do what in which scope.
+"""Decide which principal may do what in which scope, and read and write the names of actors.
 
-One table from roles to grants, checked for completeness before the server starts: a
-permission that some method asks for and no role grants is a mistake found at start, not a
-door found shut (or open) at night. Knows no wire names and no transport.
+One table maps roles to grants. It is checked for completeness before the server starts: a permission
+that a method requires and no role grants is found then. Knows no wire names and no transport.
+
+An actor is the name of a caller in the audit log. The actor of a write that must happen once is signed
+with the digest of its idempotency key; `who` is the name without it.
 """
 
 from __future__ import annotations
@@ -12,6 +14,23 @@ from dataclasses import dataclass, field
 from typing import NewType
 
 from fleetplane.kernel.errors import PermissionDenied, SettingsError
+
+_ONCE = "&once="
+"""Between an actor and the digest. No actor has it otherwise: what callers say is quoted there."""
+
+
+def signed(actor: str, digest: str) -> str:
+    return f"{actor}{_ONCE}{digest}"
+
+
+def who(actor: str) -> str:
+    return actor.partition(_ONCE)[0]
+
+
+def digest_of(actor: str) -> str:
+    """What it was signed with; empty if with nothing."""
+    return actor.partition(_ONCE)[2]
+
 
 Permission = NewType("Permission", str)
 Role = NewType("Role", str)

@@ -70,7 +70,7 @@ class LivenessTracker:
     def grant(self, since: float) -> None:
         """Count nobody's silence from before this moment: the server itself was not listening then.
 
-        See `attention.Term`. Everybody has a whole new term, those that were stale already included.
+        See `stalls.Term`. Everybody has a whole new term, those that were stale already included.
         """
         self._since = max(self._since, since)
 

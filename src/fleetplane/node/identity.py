@@ -12,8 +12,8 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Final
 
-from fleetplane.kernel.durable import sync_folder, write_durably
 from fleetplane.kernel.errors import SettingsError
+from fleetplane.kernel.files import sync_folder, write_durably
 from fleetplane.node import lock
 
 FOLDER_MODE: Final = 0o700

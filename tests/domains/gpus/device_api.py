@@ -19,12 +19,12 @@ from fleetplane.domains.gpus.wire import GpuDialect
 from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2, gpu_pb2_grpc, provider_pb2, provider_pb2_grpc
 from fleetplane.gen.nvidia.nvsentinel.v1alpha1 import gpu_pb2_grpc as first_pb2_grpc
 from fleetplane.kernel.access import AccessTable, Principal, Role
-from fleetplane.kernel.attention import Attention
 from fleetplane.kernel.clock import Clock, SystemClock
 from fleetplane.kernel.identity import Authority, MasterKey
 from fleetplane.kernel.identity.operators import Operators
 from fleetplane.kernel.identity.revocation import Revocations
 from fleetplane.kernel.kinds import KERNEL_KINDS
+from fleetplane.kernel.stalls import StallDetector
 from fleetplane.kernel.store import Store, StoreSettings
 from fleetplane.rpc import (
     Authentication,
@@ -49,7 +49,7 @@ class DeviceApi:
     consumer: Any
     provider: Any
     first: Any
-    attention: Attention
+    attention: StallDetector
     """Does not beat unless a test has it run."""
 
     async def register(self, name: str, **fields: Any) -> provider_pb2.RegisterGpuResponse:
@@ -112,7 +112,7 @@ async def device_api(
             authority=authority,
             revocations=revocations,
             operators=await Operators.load(store, master, clock),
-            attention=Attention(clock),
+            attention=StallDetector(clock),
         )
         domain = GpuDomain(
             kernel, policy or GpuPolicy(), dialect=dialect, version="test", node="here", generation=generation

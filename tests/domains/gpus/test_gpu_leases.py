@@ -18,9 +18,9 @@ from fleetplane.domains.gpus.providers import RETRY_SECONDS, Providers
 from fleetplane.domains.gpus.registry import Gpus
 from fleetplane.domains.gpus.rules import GpuPolicy
 from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2
-from fleetplane.kernel.attention import Attention
 from fleetplane.kernel.audit import chain as audit
 from fleetplane.kernel.resources import Condition
+from fleetplane.kernel.stalls import StallDetector
 from fleetplane.kernel.store import Draft
 from fleetplane.sim.clock import VirtualClock
 
@@ -196,7 +196,7 @@ async def test_a_silence_that_begins_while_an_earlier_one_is_being_written_is_wr
     clock: VirtualClock,
 ) -> None:
     disk = SlowDisk()
-    providers = Providers(cast("Gpus", disk), LEASE, clock, Attention(clock))
+    providers = Providers(cast("Gpus", disk), LEASE, clock, StallDetector(clock))
     watching = asyncio.create_task(providers.watch_over())
     try:
         for _ in range(2):

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fleetplane.fleet.streams.silence import SilenceWatch
-from fleetplane.kernel.attention import Attention
 from fleetplane.kernel.liveness import Liveness, LivenessChanged, LivenessPolicy
+from fleetplane.kernel.stalls import StallDetector
 from fleetplane.sim.clock import VirtualClock
 
 TWO_STAGES = LivenessPolicy(stale_after_seconds=90, dead_after_seconds=300)
@@ -18,7 +18,7 @@ TWO_STAGES = LivenessPolicy(stale_after_seconds=90, dead_after_seconds=300)
 class Watching:
     def __init__(self, policy: LivenessPolicy = TWO_STAGES) -> None:
         self.clock = VirtualClock()
-        self.attention = Attention(self.clock)
+        self.attention = StallDetector(self.clock)
         self.watch = SilenceWatch(self.clock, policy, self.attention)
         self.told: list[tuple[float, str, Liveness]] = []
 

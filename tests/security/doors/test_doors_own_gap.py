@@ -24,8 +24,8 @@ from fleetplane.domains.gpus.rules import GpuPolicy
 from fleetplane.domains.instances.rules.decide import State
 from fleetplane.domains.proxies.agents.controller import AgentPolicy
 from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2, gpu_pb2_grpc, provider_pb2, provider_pb2_grpc
-from fleetplane.kernel.attention import Attention
 from fleetplane.kernel.clock import SystemClock
+from fleetplane.kernel.stalls import StallDetector
 from fleetplane.sim.clock import VirtualClock
 
 LEASE_SECONDS = 6.0
@@ -78,7 +78,7 @@ async def stalled(clock: VirtualClock) -> None:
 
 
 @asynccontextmanager
-async def beating(attention: Attention) -> AsyncIterator[None]:
+async def beating(attention: StallDetector) -> AsyncIterator[None]:
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(attention.run())
         await asyncio.sleep(0)
@@ -156,7 +156,7 @@ class PausedClock(SystemClock):
 
 async def test_a_paused_server_takes_no_proxy_agent_for_gone(tmp_path: Path) -> None:
     clock = PausedClock()
-    attention = Attention(clock)
+    attention = StallDetector(clock)
     policy = AgentPolicy(heartbeat_seconds=6, missed_heartbeats=3, reconnect_seconds=60)
     async with (
         beating(attention),
@@ -174,7 +174,7 @@ async def test_a_paused_server_takes_no_proxy_agent_for_gone(tmp_path: Path) -> 
 
 async def test_a_paused_server_takes_no_daemon_for_unhealthy(tmp_path: Path) -> None:
     clock = PausedClock()
-    attention = Attention(clock)
+    attention = StallDetector(clock)
     options = StreamOptions(stale_seconds=15.0)
     async with (
         beating(attention),

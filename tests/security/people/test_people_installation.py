@@ -11,7 +11,7 @@ from support.shared.server_process import run_server, running_server
 
 from fleetplane import settings
 from fleetplane.kernel.errors import SettingsError
-from fleetplane.kernel.private_directory import ensure_private
+from fleetplane.kernel.files import ensure_private
 from fleetplane.sections.base import is_secret
 
 SECRETS = sorted(key for key, kind in settings.known_keys() if is_secret(kind))

@@ -32,10 +32,10 @@ from fleetplane.domains.edge.wire import user_envelope as userseal
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
 from fleetplane.gen.fleetplane.edge.v1 import tolerant_pb2
 from fleetplane.kernel.access import AccessTable, Principal
-from fleetplane.kernel.attention import Attention
 from fleetplane.kernel.clock import Clock, SystemClock
 from fleetplane.kernel.commands import Command, CommandTarget, state_of
 from fleetplane.kernel.identity.revocation import Revocations
+from fleetplane.kernel.stalls import StallDetector
 from fleetplane.kernel.store import Store
 from fleetplane.rpc import (
     Authentication,
@@ -249,7 +249,7 @@ async def streams_rig(
     *,
     clock: Clock | None = None,
     options: StreamOptions | None = None,
-    attention: Attention | None = None,
+    attention: StallDetector | None = None,
     runs: bool = True,
     shared: bool = False,
 ) -> AsyncIterator[Rig]:

@@ -25,13 +25,13 @@ from fleetplane.domains.instances.records.instances import Instances
 from fleetplane.domains.instances.records.reports import InstanceReports
 from fleetplane.domains.instances.rules import decide as rules
 from fleetplane.domains.instances.server import BLUEPRINT
-from fleetplane.kernel.attention import Attention
 from fleetplane.kernel.freeze import freeze
 from fleetplane.kernel.identity import Authority, MasterKey
 from fleetplane.kernel.identity.authority import WORKLOAD
 from fleetplane.kernel.identity.signing import SigningKeys
 from fleetplane.kernel.kinds import KERNEL_KINDS
 from fleetplane.kernel.objects import LocalObjects
+from fleetplane.kernel.stalls import StallDetector
 from fleetplane.kernel.store import Store, StoreSettings
 from fleetplane.sim.clock import VirtualClock
 
@@ -64,7 +64,7 @@ class Rig:
     machinery: Machinery
     errors: list[tuple[str, str, str, str]]
     gone: list[str]
-    attention: Attention
+    attention: StallDetector
     """Does not beat unless a test has it run."""
     writing: list[object] = field(default_factory=list)
     """Transactions that are under way: the disk takes its time by another clock."""
@@ -185,7 +185,7 @@ async def rig(
         objects = LocalObjects(folder / "objects")
         await objects.put(CONFIG_PATH, json.dumps(wanted).encode())
         instances = Instances(store)
-        attention = Attention(clock)
+        attention = StallDetector(clock)
         groups = Groups(
             store,
             instances,

@@ -23,7 +23,6 @@ from fleetplane.domains.instances.providers.mock.provider import MockProvider
 from fleetplane.domains.instances.server import BLUEPRINT, InstanceDomain, InstanceOptions
 from fleetplane.gen.nstance.v1 import operator_pb2
 from fleetplane.kernel.access import Principal, Role
-from fleetplane.kernel.attention import Attention
 from fleetplane.kernel.identity import Authority, MasterKey
 from fleetplane.kernel.identity.authority import WORKLOAD
 from fleetplane.kernel.identity.operators import Operators
@@ -31,6 +30,7 @@ from fleetplane.kernel.identity.revocation import Revocations
 from fleetplane.kernel.identity.signing import SigningKeys
 from fleetplane.kernel.kinds import KERNEL_KINDS
 from fleetplane.kernel.objects import LocalObjects
+from fleetplane.kernel.stalls import StallDetector
 from fleetplane.kernel.store import Store
 from fleetplane.rpc import CallStatistics
 
@@ -156,7 +156,7 @@ async def domain_at(
         authority=await Authority.load_or_create(store, master, clock),
         revocations=Revocations(store, clock),
         operators=await Operators.load(store, master, clock),
-        attention=Attention(clock),
+        attention=StallDetector(clock),
     )
     workloads = await Authority.load_or_create(store, master, clock, purpose=WORKLOAD)
     nonces = await SigningKeys.load_or_create(store, master, clock, purpose="nonce", algorithm="EdDSA")

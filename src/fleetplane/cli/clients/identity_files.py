@@ -15,8 +15,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from fleetplane.kernel.durable import write_durably
 from fleetplane.kernel.errors import Conflict, IntegrityError, NotFound
+from fleetplane.kernel.files import write_durably
 
 KEY, CERTIFICATE, AUTHORITY = "identity.key", "identity.crt", "ca.crt"
 RENEWAL_SHARE = 0.5

@@ -32,7 +32,7 @@ def launch(folder: Path, keys: tuple[str, ...], arguments: tuple[str, ...]) -> N
     own server, verified, and tried; if it does not say hello in its time, the former version goes on.
     """
     from fleetplane.kernel.errors import SettingsError
-    from fleetplane.kernel.private_directory import ensure_private
+    from fleetplane.kernel.files import ensure_private
     from fleetplane.kernel.release.documents import parse_key
     from fleetplane.node.upgrade.folder import ReleaseFolder
     from fleetplane.node.upgrade.launch import become_launched, own_launcher

@@ -30,7 +30,7 @@ from fleetplane.fleet.resources.declaration import (
     Writable,
     WriteCall,
 )
-from fleetplane.kernel.actors import who
+from fleetplane.kernel.access import who
 from fleetplane.kernel.errors import InvalidArgument, NotFound, PermissionDenied
 from fleetplane.kernel.resources import AnyResource
 from fleetplane.kernel.store import Draft

@@ -21,7 +21,7 @@ from fleetplane.fleet.resources.declaration import (
     ResourceView,
     ViewReader,
 )
-from fleetplane.kernel.actors import who
+from fleetplane.kernel.access import who
 from fleetplane.kernel.values.times import spelled, spelled_or_null
 
 

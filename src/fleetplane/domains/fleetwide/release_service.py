@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from fleetplane.fleet.releases.records import Release
 from fleetplane.fleet.releases.releases import NewRelease, Releases
 from fleetplane.gen.fleetplane.fleet.v1 import releases_pb2 as pb
-from fleetplane.kernel.actors import who
+from fleetplane.kernel.access import who
 from fleetplane.kernel.errors import InvalidArgument
 from fleetplane.kernel.values.times import spelled
 from fleetplane.rpc import CallContext

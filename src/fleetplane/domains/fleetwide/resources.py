@@ -35,8 +35,7 @@ from fleetplane.fleet.resources.declaration import (
     Secret,
     ViewReader,
 )
-from fleetplane.kernel.access import Permission
-from fleetplane.kernel.actors import who
+from fleetplane.kernel.access import Permission, who
 from fleetplane.kernel.audit.chain import ChainEntry
 from fleetplane.kernel.errors import NotFound, PermissionDenied
 from fleetplane.kernel.freeze import FREEZE, Freeze

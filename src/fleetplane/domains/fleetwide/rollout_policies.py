@@ -28,7 +28,7 @@ from fleetplane.fleet.resources.declaration import (
 from fleetplane.fleet.resources.mirrors import Mirror
 from fleetplane.fleet.rollouts.records import ROLLOUT_POLICY, PolicySpec, RolloutPolicy
 from fleetplane.fleet.rollouts.rollouts import Rollouts
-from fleetplane.kernel.actors import who
+from fleetplane.kernel.access import who
 from fleetplane.kernel.errors import FailedPrecondition, InvalidArgument
 from fleetplane.kernel.resources import AnyResource
 from fleetplane.kernel.rollout.policy import Policy

@@ -22,7 +22,7 @@ from fleetplane.fleet.resources.declaration import (
 )
 from fleetplane.fleet.rollouts.records import ROLLOUT, Rollout, status_of
 from fleetplane.fleet.rollouts.rollouts import RolloutVerb
-from fleetplane.kernel.actors import who
+from fleetplane.kernel.access import who
 from fleetplane.kernel.resources import AnyResource
 from fleetplane.kernel.values.times import spelled, spelled_or_null
 

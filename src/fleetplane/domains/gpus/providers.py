@@ -20,11 +20,11 @@ from fleetplane.domains.gpus import rules
 from fleetplane.domains.gpus.registry import Gpus
 from fleetplane.domains.gpus.rules import GpuPolicy, HeldLease
 from fleetplane.fleet.streams.silence import SilenceWatch
-from fleetplane.kernel.attention import Attention
 from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError, Unimplemented
 from fleetplane.kernel.liveness import Liveness, LivenessChanged, LivenessPolicy
+from fleetplane.kernel.stalls import StallDetector
 
 log = structlog.get_logger(__name__)
 
@@ -68,7 +68,7 @@ def check_leases_are_on(policy: GpuPolicy) -> None:
 
 
 class Providers:
-    def __init__(self, gpus: Gpus, policy: GpuPolicy, clock: Clock, attention: Attention) -> None:
+    def __init__(self, gpus: Gpus, policy: GpuPolicy, clock: Clock, attention: StallDetector) -> None:
         self._gpus = gpus
         self._policy = policy
         self._clock = clock

@@ -30,7 +30,7 @@ from fleetplane.fleet.people.account_kind import (
 from fleetplane.fleet.people.account_rules import AccountRules, Companion, S, T
 from fleetplane.fleet.people.attempts.throttle import LoginAttempt, LoginThrottle
 from fleetplane.fleet.people.linked_logins import LinkedFamily, LinkedLogins, LoginCloser
-from fleetplane.kernel.actors import who
+from fleetplane.kernel.access import who
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import (
     AlreadyExists,

@@ -30,8 +30,7 @@ from fleetplane.fleet.rollouts.records import (
     targets_scope,
 )
 from fleetplane.fleet.rollouts.subject import HasObjects, Period, Replaces, VersionedSubject
-from fleetplane.kernel.access import covers
-from fleetplane.kernel.actors import who
+from fleetplane.kernel.access import covers, who
 from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import (

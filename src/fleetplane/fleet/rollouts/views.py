@@ -10,7 +10,7 @@ from fleetplane.fleet.rollouts.planning import Planned
 from fleetplane.fleet.rollouts.records import Rollout, RolloutPolicy, RolloutTarget, status_of
 from fleetplane.fleet.rollouts.rollouts import Rollouts
 from fleetplane.fleet.rollouts.subject import VersionedSubject
-from fleetplane.kernel.actors import who
+from fleetplane.kernel.access import who
 from fleetplane.kernel.reconcile import Reason
 from fleetplane.kernel.rollout.policy import Policy
 from fleetplane.kernel.rollout.states import ENDED

@@ -27,7 +27,7 @@ from fleetplane.fleet.runs.events import RunEnded, RunEvent, TargetEnded
 from fleetplane.fleet.runs.feed import RunFeed, RunFeeds
 from fleetplane.fleet.runs.records import Run, RunBeside, RunBook, RunSpec, RunState, S, Summary, has_ended
 from fleetplane.fleet.runs.targets import Resolution, Skipped, SkipReason, resolve
-from fleetplane.kernel.actors import who
+from fleetplane.kernel.access import who
 from fleetplane.kernel.boundary import Boundary, contained
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.commands import COMMAND, COMMAND_TARGET, OPEN, Commands, CommandTarget, state_of

@@ -15,11 +15,11 @@ from functools import partial
 
 import structlog
 
-from fleetplane.kernel.attention import Attention
 from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.commands import Command, Commands, CommandState, keep_deadlines
 from fleetplane.kernel.errors import FleetplaneError
+from fleetplane.kernel.stalls import StallDetector
 
 log = structlog.get_logger(__name__)
 
@@ -107,7 +107,7 @@ class CallCourier:
 
     # Carrying.
 
-    async def run(self, ledger: Commands, clock: Clock, attention: Attention | None = None) -> None:
+    async def run(self, ledger: Commands, clock: Clock, attention: StallDetector | None = None) -> None:
         """Carry commands and keep the ledger's deadlines until cancelled; calls under way end then.
 
         Beside the ledger's `run_here`.

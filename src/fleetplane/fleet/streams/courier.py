@@ -12,11 +12,11 @@ from typing import Any, Generic, NoReturn, Protocol, TypeVar
 import structlog
 
 from fleetplane.fleet.streams.presence import F, Flight, L, Live, Out, Presences
-from fleetplane.kernel.attention import Attention
 from fleetplane.kernel.boundary import contained
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.commands import Command, Commands
 from fleetplane.kernel.commands.steps import TOO_LATE
+from fleetplane.kernel.stalls import StallDetector
 
 log = structlog.get_logger(__name__)
 
@@ -121,7 +121,7 @@ class StreamCourier(Generic[Out, L, F]):
                 with contained(self._work, about=live.agent):  # nothing is lost: the ledger tries again
                     await ledger.room(live.agent)
 
-    async def run(self, ledger: Commands, attention: Attention) -> NoReturn:
+    async def run(self, ledger: Commands, attention: StallDetector) -> NoReturn:
         """Until cancelled. Nothing is over right after a gap of the server's own."""
         while True:
             await self._clock.sleep(TICK_SECONDS)

@@ -2,7 +2,7 @@
 
 One liveness tracker with its clock. Sleeps until the next agent can expire, and wakes earlier only
 if another one is heard that would expire sooner. The server's own gaps are nobody's silence: see
-`kernel/attention`. What follows from a silence is decided by whoever runs the watch.
+`kernel/stalls`. What follows from a silence is decided by whoever runs the watch.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
-from fleetplane.kernel.attention import Attention, Term
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.liveness import (
     AgentId,
@@ -21,15 +20,16 @@ from fleetplane.kernel.liveness import (
     LivenessPolicy,
     LivenessTracker,
 )
+from fleetplane.kernel.stalls import StallDetector, Term
 
 LEAST_SLEEP_SECONDS = 0.001
 """What rounding may leave between a moment of expiry and the tick that believes in it."""
 
 
 class SilenceWatch:
-    def __init__(self, clock: Clock, policy: LivenessPolicy, attention: Attention | None = None) -> None:
+    def __init__(self, clock: Clock, policy: LivenessPolicy, attention: StallDetector | None = None) -> None:
         self._clock = clock
-        self._attention = attention or Attention(clock)
+        self._attention = attention or StallDetector(clock)
         self._policy = policy
         self._tracker = LivenessTracker(policy)
         self._earlier = asyncio.Event()

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 
-from fleetplane.kernel.actors import who
+from fleetplane.kernel.access import who
 from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.commands import steps

@@ -6,11 +6,11 @@ from functools import partial
 
 import structlog
 
-from fleetplane.kernel.attention import Attention
 from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.commands.ledger import Commands
 from fleetplane.kernel.errors import Unavailable
+from fleetplane.kernel.stalls import StallDetector
 
 log = structlog.get_logger(__name__)
 
@@ -19,19 +19,19 @@ LONGEST_NAP_SECONDS = 1.0
 SWEEP_SECONDS = 3600.0
 
 
-async def run(commands: Commands, clock: Clock, attention: Attention | None = None) -> None:
+async def run(commands: Commands, clock: Clock, attention: StallDetector | None = None) -> None:
     """Both parts of a ledger, for a server that is active from the beginning; until cancelled."""
     async with Boundary() as tasks:
         tasks.keep("commands/here", commands.run_here)
         tasks.keep("commands/deadlines", partial(keep_deadlines, commands, clock, attention))
 
 
-async def keep_deadlines(commands: Commands, clock: Clock, attention: Attention | None = None) -> None:
+async def keep_deadlines(commands: Commands, clock: Clock, attention: StallDetector | None = None) -> None:
     """Until cancelled. Nothing times out right after a gap of the server's own; see `attention`.
 
     Of several servers, the one that has the seat runs this beside `Commands.run_here`, which all run.
     """
-    attention = attention or Attention(clock)
+    attention = attention or StallDetector(clock)
     swept = clock.monotonic()
     while True:
         due = commands.due_in_seconds()

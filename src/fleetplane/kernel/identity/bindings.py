@@ -13,7 +13,7 @@ from typing import Protocol
 
 import msgspec
 
-from fleetplane.kernel.actors import who
+from fleetplane.kernel.access import who
 from fleetplane.kernel.errors import Conflict, NotFound, ResourceExhausted
 from fleetplane.kernel.identity.ended_places import end_life, ended_key
 from fleetplane.kernel.resources import Key, Kind, Nothing, Resource

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Generator
 from typing import Any, Final
 
 from fleetplane.kernel.networks import network_of, wider_network_of
-from fleetplane.kernel.watchdog import LIMIT_SECONDS, LOOK_SECONDS, Watchdog
+from fleetplane.kernel.stalls import LIMIT_SECONDS, LOOK_SECONDS, Watchdog
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[Any]]

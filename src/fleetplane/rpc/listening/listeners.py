@@ -23,7 +23,7 @@ import h2corn
 import structlog
 
 from fleetplane.kernel.errors import SettingsError
-from fleetplane.kernel.watchdog import Watchdog
+from fleetplane.kernel.stalls import Watchdog
 from fleetplane.rpc.listening.descriptors import CONNECTIONS
 from fleetplane.rpc.listening.doors import ListenerMiddleware
 from fleetplane.rpc.listening.sockets import BoundSocket, end_connections, open_socket

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from fleetplane.kernel import actors
+from fleetplane.kernel import access
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import Conflict, InvalidArgument
 from fleetplane.kernel.identity import MasterKey
@@ -107,7 +107,7 @@ class IdempotentRequest:
     """What lies in the store by now, as far as this request has been told."""
 
     def signed(self, actor: str) -> str:
-        return actors.signed(actor, self.digest)
+        return access.signed(actor, self.digest)
 
     def promise(self, view: Callable[[Any], Answer[Any]]) -> None:
         self.view = view
@@ -247,7 +247,7 @@ class Answers:
         """The claim and the record of a running request, in what it signed and in what it writes first."""
         if not self._running or actor == ACTOR:  # nearly always, of writes that did not come by REST
             return None
-        signed = self._running.get(actors.digest_of(actor))
+        signed = self._running.get(access.digest_of(actor))
         once = signed or _COURSE.get()
         if once is None or self._running.get(once.digest) is not once:  # of another family, or at its end
             return None

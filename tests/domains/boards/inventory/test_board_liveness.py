@@ -18,10 +18,10 @@ from fleetplane.domains.boards.joining.join_tokens import JoinTokens
 from fleetplane.domains.boards.kinds import KINDS, BoardSilence, BoardState
 from fleetplane.domains.boards.resources import board_view
 from fleetplane.domains.boards.rules import BoardFacts
-from fleetplane.kernel.attention import Attention
 from fleetplane.kernel.errors import NotFound
 from fleetplane.kernel.identity import Authority, MasterKey
 from fleetplane.kernel.kinds import KERNEL_KINDS
+from fleetplane.kernel.stalls import StallDetector
 from fleetplane.kernel.store import Store, StoreSettings
 from fleetplane.sim.clock import VirtualClock
 
@@ -36,7 +36,7 @@ class Watchtower:
     boards: Boards
     presence: BoardPresence
     controller: BoardController
-    attention: Attention
+    attention: StallDetector
     """Does not beat unless a test has it run."""
 
     async def come(self, name: str = "pi-1") -> int:
@@ -82,7 +82,7 @@ async def watchtower(folder: Path, clock: VirtualClock | None = None) -> AsyncIt
             approvals=Approvals(store),
             join_tokens=JoinTokens(store, authority, clock),
             policy=BoardPolicy(heartbeat_seconds=INTERVAL),
-            attention=(attention := Attention(clock)),
+            attention=(attention := StallDetector(clock)),
         )
         controller.take_over()
         async with asyncio.TaskGroup() as tasks:

@@ -19,7 +19,7 @@ from fleetplane.domains.instances.agent.files.patch import FilePatch
 from fleetplane.domains.instances.agent.identity.folder import IdentityFolder
 from fleetplane.domains.instances.agent.machine import MachineSampler
 from fleetplane.domains.instances.agent.reporter import InstanceReporter
-from fleetplane.kernel import durable
+from fleetplane.kernel import files
 from fleetplane.kernel.clock import SystemClock
 
 OLD = {"a.env": b"A=old", "b.env": b"B=old"}
@@ -133,7 +133,7 @@ def test_a_full_disk_leaves_every_file_as_it_was_and_is_reported(
     def full(path: Path, content: bytes, *, mode: int) -> None:
         if path.name == "c.env":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        durable.write_synced(path, content, mode=mode)
+        files.write_synced(path, content, mode=mode)
 
     monkeypatch.setattr(receive_folder, "write_synced", full)
     with pytest.raises(OSError, match="No space left"):
@@ -217,7 +217,7 @@ def test_a_write_that_the_device_refuses_is_an_error(tmp_path: Path) -> None:
         device.write(b"x")
     (tmp_path / "link").symlink_to("/dev/full")
     with pytest.raises(OSError, match="symbolic link"):
-        durable.write_synced(tmp_path / "link", b"x", mode=0o600)
+        files.write_synced(tmp_path / "link", b"x", mode=0o600)
 
 
 def test_a_folder_in_the_way_refuses_the_patch(place: Place) -> None:

@@ -31,10 +31,10 @@ from fleetplane.domains.boards.kinds import SCOPE, Board, BoardSilence
 from fleetplane.fleet.streams.call_courier import Answered, CallCourier
 from fleetplane.gen.boards import boards_pb2 as pb
 from fleetplane.kernel.access import Role
-from fleetplane.kernel.attention import Attention
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.commands import Command, CommandLimits, Commands, CommandState, CommandTarget
 from fleetplane.kernel.errors import FleetplaneError, NotFound
+from fleetplane.kernel.stalls import StallDetector
 from fleetplane.kernel.store import Store
 
 log = structlog.get_logger(__name__)
@@ -80,7 +80,7 @@ class BoardCommander:
         *,
         boards: Boards,
         links: NodeLinks,
-        attention: Attention | None = None,
+        attention: StallDetector | None = None,
     ) -> None:
         self._store = store
         self._clock = clock

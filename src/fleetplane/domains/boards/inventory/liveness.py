@@ -34,7 +34,6 @@ from fleetplane.domains.boards.kinds import (
 )
 from fleetplane.domains.boards.rules import BoardFacts
 from fleetplane.fleet.streams.silence import SilenceWatch
-from fleetplane.kernel.attention import Attention
 from fleetplane.kernel.boundary import Boundary, contained
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError
@@ -42,6 +41,7 @@ from fleetplane.kernel.liveness import Liveness, LivenessChanged, LivenessPolicy
 from fleetplane.kernel.presence.heard import LATE_SECONDS, WRITE_SECONDS, LastSeen
 from fleetplane.kernel.reconcile import PassResult, Reason, Reconciler
 from fleetplane.kernel.resources import Condition
+from fleetplane.kernel.stalls import StallDetector
 from fleetplane.kernel.store import Store
 from fleetplane.kernel.values.times import NS
 from fleetplane.kernel.watch import EventType
@@ -104,7 +104,7 @@ class BoardController:
         approvals: Approvals,
         join_tokens: JoinTokens,
         policy: BoardPolicy,
-        attention: Attention | None = None,
+        attention: StallDetector | None = None,
         heard: LastSeen | None = None,
     ) -> None:
         """`heard` is where several servers note whom they hear; None on a database file."""

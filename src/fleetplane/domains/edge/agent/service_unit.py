@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from fleetplane.kernel.durable import write_durably
 from fleetplane.kernel.errors import AlreadyExists, InvalidArgument, SettingsError
+from fleetplane.kernel.files import write_durably
 
 NAME: Final = "fleetplane-edge.service"
 

@@ -23,7 +23,7 @@ from fleetplane.domains.edge.kinds import (
     check_tenant,
     tenant_scope,
 )
-from fleetplane.kernel.actors import who
+from fleetplane.kernel.access import who
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound
 from fleetplane.kernel.store import Draft, Store

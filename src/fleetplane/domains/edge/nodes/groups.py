@@ -8,7 +8,7 @@ import msgspec
 
 from fleetplane.domains.edge.kinds import EdgeSpec, tenant_scope
 from fleetplane.domains.edge.runs.selectors import Selector
-from fleetplane.kernel.actors import who
+from fleetplane.kernel.access import who
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import AlreadyExists, InvalidArgument, NotFound, ResourceExhausted
 from fleetplane.kernel.resources import Kind, Nothing, Resource

@@ -25,7 +25,7 @@ from fleetplane.fleet.runs.channel import CommandIssue, RunChannel, RunOrder
 from fleetplane.fleet.runs.records import RunKind, RunSpec, RunStatus
 from fleetplane.fleet.runs.runs import Runs
 from fleetplane.fleet.runs.targets import Skipped, TargetCandidate
-from fleetplane.kernel.actors import who
+from fleetplane.kernel.access import who
 from fleetplane.kernel.commands import Commands, CommandTarget
 from fleetplane.kernel.errors import InvalidArgument, NotFound
 from fleetplane.kernel.resources import Kind

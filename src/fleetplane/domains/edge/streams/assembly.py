@@ -19,13 +19,13 @@ from fleetplane.domains.edge.streams.tool_calls import Dispatcher, DispatchPolic
 from fleetplane.domains.edge.streams.verification import SealPolicy, StreamVerifier
 from fleetplane.fleet.freeze import Freezes
 from fleetplane.fleet.streams.host import StreamPolicy
-from fleetplane.kernel.attention import Attention
 from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.commands import CommandLimits, keep_deadlines
 from fleetplane.kernel.identity.revocation import Revocations
 from fleetplane.kernel.presence import Whereabouts
 from fleetplane.kernel.sessions.sessions import Sessions
+from fleetplane.kernel.stalls import StallDetector
 from fleetplane.kernel.store import Store
 
 
@@ -50,11 +50,11 @@ class StreamSide:
         layers: ConfigLayers,
         options: StreamOptions | None = None,
         limits: CommandLimits | None = None,
-        attention: Attention | None = None,
+        attention: StallDetector | None = None,
     ) -> None:
         options = options or StreamOptions()
         self._clock = clock
-        self._attention = attention = attention or Attention(clock)
+        self._attention = attention = attention or StallDetector(clock)
         self.sessions = Sessions(revocations)
         sealer = StreamSealer(key, tokens, clock)
         self.presences = DaemonPresences(sealer)

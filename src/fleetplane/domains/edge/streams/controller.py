@@ -23,13 +23,13 @@ from fleetplane.domains.edge.streams.live import DaemonPresences, LiveDaemon
 from fleetplane.fleet.freeze import Freezes
 from fleetplane.fleet.rollouts.records import HOLD
 from fleetplane.fleet.streams.silence import SilenceWatch
-from fleetplane.kernel.attention import Attention
 from fleetplane.kernel.boundary import Boundary, contained
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.liveness import LivenessChanged, LivenessPolicy
 from fleetplane.kernel.presence import Whereabouts
 from fleetplane.kernel.resources import AnyKind
 from fleetplane.kernel.sessions.sessions import REVOKED
+from fleetplane.kernel.stalls import StallDetector
 from fleetplane.kernel.store import Store
 from fleetplane.kernel.values.times import NS
 
@@ -53,13 +53,13 @@ class EdgeController:
         presences: DaemonPresences,
         pushes: Pushes,
         stale_seconds: float,
-        attention: Attention | None = None,
+        attention: StallDetector | None = None,
         freezes: Freezes | None = None,
         whereabouts: Whereabouts | None = None,
         last_heard: LastHeard | None = None,
     ) -> None:
         self._last_heard = last_heard
-        self._attention = attention or Attention(clock)
+        self._attention = attention or StallDetector(clock)
         self._store = store
         self._clock = clock
         self._presences = presences

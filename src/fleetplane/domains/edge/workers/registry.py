@@ -37,7 +37,6 @@ from fleetplane.domains.edge.wire import envelope
 from fleetplane.domains.edge.workers.rules import RUNS_EXECUTIONS, WorkerReport, preferred, state_of, suffices
 from fleetplane.fleet.freeze import Freezes
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
-from fleetplane.kernel.attention import Attention
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import (
     InvalidArgument,
@@ -48,6 +47,7 @@ from fleetplane.kernel.errors import (
     Unavailable,
 )
 from fleetplane.kernel.identity.enrolment import Redemption, digest, redeem
+from fleetplane.kernel.stalls import StallDetector
 from fleetplane.kernel.store import Draft, Store
 from fleetplane.rpc import Rate
 from fleetplane.rpc.admission import RateLimiter
@@ -91,7 +91,7 @@ class EdgeWorkers:
         self._reports: dict[str, WorkerReport] = {}
         """By node, as they came to this server; only of workers that are registered."""
         self.heard = LastHeard(store, clock, channel=HEARD)
-        self.attention: Attention | None = None
+        self.attention: StallDetector | None = None
         """Whether this server was listening, where somebody looks after that."""
         self._claiming = RateLimiter(CLAIM_RATE)
         self._turn = 0

@@ -24,8 +24,8 @@ from fleetplane.domains.gpus.xids import ignored_xids
 from fleetplane.gen.fleetplane.device.v1 import provider_settings_pb2 as pb
 from fleetplane.gen.fleetplane.device.v1 import provider_settings_pb2_grpc
 from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.durable import write_durably
 from fleetplane.kernel.errors import FleetplaneError, InvalidArgument
+from fleetplane.kernel.files import write_durably
 from fleetplane.node.link import words
 from fleetplane.node.tasks import in_thread
 from fleetplane.node.upgrade.following import Metadata

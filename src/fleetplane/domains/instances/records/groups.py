@@ -39,7 +39,6 @@ from fleetplane.domains.instances.rules.decide import GroupPolicy
 from fleetplane.domains.instances.rules.plans import Rolling
 from fleetplane.fleet.rollouts.holds import HoldReader, running
 from fleetplane.fleet.rollouts.holds import digest as digest_of
-from fleetplane.kernel.attention import Attention
 from fleetplane.kernel.errors import (
     Conflict,
     FailedPrecondition,
@@ -52,6 +51,7 @@ from fleetplane.kernel.identity.enrolment import digest
 from fleetplane.kernel.objects import Objects
 from fleetplane.kernel.resources import Nothing, Resource
 from fleetplane.kernel.rollout import amounts
+from fleetplane.kernel.stalls import StallDetector
 from fleetplane.kernel.store import Draft, Store, follow
 
 log = structlog.get_logger(__name__)
@@ -119,7 +119,7 @@ class Groups:
         drain_on_scale_down: bool,
         silence: SilencePolicy | None = None,
         trust: Callable[[], str] = lambda: "",
-        attention: Attention | None = None,
+        attention: StallDetector | None = None,
         tenant_instances: int = quotas.DEFAULT,
         providers: Collection[str] | None = None,
     ) -> None:

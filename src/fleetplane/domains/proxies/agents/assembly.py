@@ -31,7 +31,6 @@ from fleetplane.fleet.streams.host import StreamHost, StreamPolicy
 from fleetplane.gen.fleetplane.proxies.v1 import identity_pb2
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2
 from fleetplane.kernel.access import Grant, Permission, Role
-from fleetplane.kernel.attention import Attention
 from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.commands import COMMAND, COMMAND_TARGET, keep_deadlines
@@ -43,6 +42,7 @@ from fleetplane.kernel.presence.heard import LastSeen
 from fleetplane.kernel.reconcile import LEASE
 from fleetplane.kernel.resources import AnyKind
 from fleetplane.kernel.sessions.sessions import Sessions
+from fleetplane.kernel.stalls import StallDetector
 from fleetplane.kernel.store import Store
 from fleetplane.rpc import Authentication, Authenticator, MethodRow, Needs, Rate
 
@@ -111,7 +111,7 @@ class AgentSide:
         policy: AgentPolicy | None = None,
         stream: StreamPolicy | None = None,
         challenge_address: str = "",
-        attention: Attention | None = None,
+        attention: StallDetector | None = None,
         authority: Authority | None = None,
     ) -> None:
         """`challenge_address` is the `host:port` that answers ACME challenges.
@@ -119,7 +119,7 @@ class AgentSide:
         Without an `authority` agents get no certificates and go on with their tokens.
         """
         self._clock = clock
-        self._attention = attention = attention or Attention(clock)
+        self._attention = attention = attention or StallDetector(clock)
         policy = policy or AgentPolicy()
         self.sessions = sessions = Sessions(revocations)
         self.whereabouts = whereabouts = Whereabouts(store, clock, channel=CHANNEL)

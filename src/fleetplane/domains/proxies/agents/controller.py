@@ -55,7 +55,6 @@ from fleetplane.fleet import freeze as freezing
 from fleetplane.fleet.freeze import FROZEN, Freezes
 from fleetplane.fleet.streams.silence import SilenceWatch
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
-from fleetplane.kernel.attention import Attention
 from fleetplane.kernel.boundary import Boundary, contained
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.commands import Commands
@@ -65,6 +64,7 @@ from fleetplane.kernel.presence.heard import LastSeen
 from fleetplane.kernel.reconcile import Explanation, PassResult, Reason, Reconciler
 from fleetplane.kernel.reconcile.lease import LocalLease
 from fleetplane.kernel.sessions.sessions import ENDED, STOPPING, SUPERSEDED
+from fleetplane.kernel.stalls import StallDetector
 from fleetplane.kernel.store import Store
 from fleetplane.kernel.watch import EventType
 
@@ -130,11 +130,11 @@ class AgentController:
         policy: AgentPolicy,
         whereabouts: Whereabouts,
         heard: LastSeen,
-        attention: Attention | None = None,
+        attention: StallDetector | None = None,
     ) -> None:
         self._heard = heard
         self._whereabouts = whereabouts
-        self._attention = attention or Attention(clock)
+        self._attention = attention or StallDetector(clock)
         self._store = store
         self._clock = clock
         self._roster = roster

@@ -18,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from fleetplane.kernel.durable import write_durably
+from fleetplane.kernel.files import write_durably
 
 REMEMBERED: Final = 4096
 """Ids. A server asks again for what it has no answer to, which is never thousands of commands old."""

@@ -22,8 +22,8 @@ from typing import Final
 
 from fleetplane.domains.instances.agent.files.patch import FilePatch
 from fleetplane.domains.instances.rules import files as file_rules
-from fleetplane.kernel.durable import sync_folder, write_durably, write_synced
 from fleetplane.kernel.errors import FailedPrecondition
+from fleetplane.kernel.files import sync_folder, write_durably, write_synced
 
 STAGED: Final = ".staged"
 COMMITTED: Final = ".committed"

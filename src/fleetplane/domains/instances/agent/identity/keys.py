@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from fleetplane.domains.instances.rules import files as file_rules
-from fleetplane.kernel.durable import write_durably
 from fleetplane.kernel.errors import InvalidArgument
+from fleetplane.kernel.files import write_durably
 from fleetplane.node.certificates import (
     PrivateKey,
     load_private_key,

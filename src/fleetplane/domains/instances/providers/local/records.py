@@ -26,8 +26,8 @@ import msgspec
 
 from fleetplane.domains.instances.providers.contract import CreateRequest
 from fleetplane.domains.instances.providers.local.launch import LOG_FILE
-from fleetplane.kernel.durable import write_durably, write_synced
 from fleetplane.kernel.errors import InvalidArgument
+from fleetplane.kernel.files import write_durably, write_synced
 
 RECORD_FILE = "record.json"
 PRIVATE = 0o600

@@ -19,8 +19,8 @@ from typing import Final
 
 import msgspec
 
-from fleetplane.kernel.durable import write_durably
 from fleetplane.kernel.errors import IntegrityError
+from fleetplane.kernel.files import write_durably
 
 
 class ChangePhase(StrEnum):

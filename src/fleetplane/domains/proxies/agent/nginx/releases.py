@@ -22,8 +22,8 @@ from fleetplane.domains.proxies.nginx.checksum import checksum
 from fleetplane.domains.proxies.nginx.rendering import RENDERING, Rendered
 from fleetplane.domains.proxies.nginx.site import Paths
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
-from fleetplane.kernel.durable import link_durably, sync_folder, write_synced
 from fleetplane.kernel.errors import IntegrityError, SettingsError
+from fleetplane.kernel.files import link_durably, sync_folder, write_synced
 
 LOG_MODE: Final = 0o640
 KEPT: Final = 5

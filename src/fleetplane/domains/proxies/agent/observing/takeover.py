@@ -27,8 +27,8 @@ from fleetplane.domains.proxies.agent.observing.observed import ObservedNginx
 from fleetplane.domains.proxies.agent.observing.origin import Origin, is_alive
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.durable import write_durably
 from fleetplane.kernel.errors import FailedPrecondition, FleetplaneError, IntegrityError
+from fleetplane.kernel.files import write_durably
 
 VERSION_SECONDS: Final = 30.0
 """In which the version to be served has to come; the server sends it as soon as it hears of the change."""
