@@ -21,7 +21,6 @@ from typing import Any
 import grpc
 import uvloop
 
-from fleetplane import endpoints
 from fleetplane.kernel.access import AccessTable, Principal
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.identity import Authority, MasterKey
@@ -37,6 +36,7 @@ from fleetplane.rpc import (
     open_listener,
 )
 from fleetplane.rpc.listening.descriptors import connections_of
+from fleetplane.server import endpoints
 
 LISTENER = "edge"
 SERVICE = "aegis.cluster.v1.NodeClusterService"

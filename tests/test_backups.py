@@ -15,12 +15,12 @@ import pytest
 from support.shared.cli_runner import execute
 from support.shared.server_process import running_server
 
-from fleetplane import backups
 from fleetplane import settings as configuration
 from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2, gpu_pb2_grpc, provider_pb2, provider_pb2_grpc
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.errors import AlreadyExists, FleetplaneError, IntegrityError
-from fleetplane.offline import DATABASE, DataDirectory
+from fleetplane.server import backups
+from fleetplane.server.offline import DATABASE, DataDirectory
 
 
 def place(data_dir: Path) -> DataDirectory:

@@ -16,10 +16,11 @@ import pytest
 from support.shared.server_process import command
 
 import fleetplane
-from fleetplane import server, settings
+from fleetplane import settings
 from fleetplane.kernel import boundary
 from fleetplane.kernel.backoff import Backoff
 from fleetplane.kernel.boundary import Boundary, Work
+from fleetplane.server import root
 
 SECONDS = 60.0
 PACKAGE = Path(fleetplane.__file__).parent
@@ -28,15 +29,15 @@ ELSEWHERE = re.compile(r"(agents|cli|client|gen|node|sim|domains/\w+/(agent|cli)
 
 # What begins tasks beside a `Boundary`, and why a failure in it ends no server, or has to.
 PLAIN = {
-    "assembly.build": "before the server serves",
+    "server/assembly.build": "before the server serves",
     "domains/boards/calls/channels.NodeLinks._end": "closes a connection that nobody uses any more",
     "domains/boards/provisioning/ssh.SshConnection.run": "ends one command on one board",
-    "domains/instances/controllers/plan_steps.Work.carry_out": "within one pass of a reconciler",
+    "domains/instances/controllers/plan_steps.PlanExecution.carry_out": "within one pass of a reconciler",
     "domains/instances/controllers/provider_switch.Infrastructure.run": "begun again, with a new provider",
     "domains/instances/providers/local/provider.LocalProvider.close": "the provider ends",
     "fleet/streams/host.StreamHost.serve": "ends one stream",
     "fleet/streams/silence.SilenceWatch._sleep": "timers",
-    "front.Front.drain": "the server ends",
+    "server/front.Front.drain": "the server ends",
     "kernel/presence/asking.answered": "is told to the one who asks",
     "kernel/reconcile/reconciler.Reconciler._pause": "a timer",
     "kernel/reconcile/reconciler.Reconciler._work": "passes note their failures themselves",
@@ -50,7 +51,7 @@ PLAIN = {
     "kernel/store/store.first": "the same",
     "kernel/telemetry/postgres/engine.PostgresTelemetry.open": "kept",
     "kernel/telemetry/telemetry.Telemetry.open": "kept",
-    "presenting.Presenting._step_or": "timers",
+    "server/presenting.Presenting._step_or": "timers",
     "rpc/listening/listeners.Listener._run": "a listener; each of its calls fails alone",
     "web/sockets/conversation.Conversation.__init__": "a type",
     "web/sockets/conversation.Conversation.beside": "ends one socket",
@@ -87,7 +88,7 @@ def test_what_servers_begin_is_within_a_boundary_or_said_here_why_not() -> None:
         for place in PACKAGE.rglob("*.py")
         if ".essential(" in place.read_text()
     ]
-    assert essential == ["serving.py"], "the store's writer alone"
+    assert essential == ["server/serving.py"], "the store's writer alone"
 
 
 # Every child, one by one.
@@ -133,7 +134,7 @@ async def test_each_thing_that_a_server_keeps_doing_fails_alone_and_is_begun_aga
 
     monkeypatch.setattr(Boundary, "keep", kept)
     monkeypatch.setattr(boundary, "BACKOFF", Backoff(first_seconds=0.001, ceiling_seconds=0.001))
-    monkeypatch.setattr(server, "_stop_on_signals", lambda: stop)
+    monkeypatch.setattr(root, "_stop_on_signals", lambda: stop)
 
     async def use(addresses: dict[str, list[str]]) -> None:
         web = next(one for one in addresses["web"] if one.startswith("http"))
@@ -164,7 +165,7 @@ async def test_each_thing_that_a_server_keeps_doing_fails_alone_and_is_begun_aga
             flags["identity.master_key"] = base64.b64encode(secrets.token_bytes(32)).decode()
         found = settings.load(config=None, environment={}, flags=flags)
         serving = asyncio.ensure_future(
-            server.serve(found, announce=lambda addresses, _: ready.set_result(addresses))
+            root.serve(found, announce=lambda addresses, _: ready.set_result(addresses))
         )
         ends: set[asyncio.Future[Any]] = {serving, ready}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)

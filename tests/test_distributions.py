@@ -149,7 +149,7 @@ def test_the_wheel_carries_the_libraries_of_the_console_with_their_licence(wheel
 
 
 def test_the_servers_libraries_are_not_there(agent_only: Path) -> None:
-    done = run(agent_only / "python", "-c", "import fleetplane.server")
+    done = run(agent_only / "python", "-c", "import fleetplane.server.root")
     assert done.returncode == 1
     assert "ModuleNotFoundError" in done.stderr
 

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from fleetplane import endpoints, settings
+from fleetplane import settings
 from fleetplane.domains import discovery
 from fleetplane.domains.declaration import Listener
 from fleetplane.kernel.clock import SystemClock
@@ -17,6 +17,7 @@ from fleetplane.kernel.errors import SettingsError
 from fleetplane.kernel.identity import Authority, MasterKey
 from fleetplane.kernel.store import Store, StoreSettings
 from fleetplane.rpc import GrpcApp, ListenerSpec, open_listener
+from fleetplane.server import endpoints
 from fleetplane.web.ops import OpsApp
 
 NO_APP = cast("GrpcApp", object())

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import structlog
 
-from fleetplane.housekeeping import FIRST_SECONDS, INTERVAL_SECONDS, Chore, chores, keep_house
 from fleetplane.kernel.errors import StorageFull
 from fleetplane.kernel.freeze import FREEZE, freeze
 from fleetplane.kernel.identity import enrolment
 from fleetplane.kernel.identity.revocation import REVOCATION, Revocations
 from fleetplane.kernel.kinds import KERNEL_KINDS
 from fleetplane.kernel.store import Draft, Store, StoreSettings
+from fleetplane.server.housekeeping import FIRST_SECONDS, INTERVAL_SECONDS, Chore, chores, keep_house
 from fleetplane.sim.clock import VirtualClock
 
 DAY = 86_400

@@ -21,8 +21,8 @@ from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.errors import AlreadyExists, IntegrityError, NotFound, SettingsError
 from fleetplane.kernel.store import Store, StoreSettings
 from fleetplane.kernel.store.engines.postgres_servers import ServerState, seen
-from fleetplane.migration import migrate
-from fleetplane.offline import DATABASE, DataDirectory
+from fleetplane.server.migration import migrate
+from fleetplane.server.offline import DATABASE, DataDirectory
 
 CLOCK = SystemClock()
 

@@ -15,8 +15,8 @@ from fleetplane.kernel.errors import SettingsError, Unavailable
 from fleetplane.kernel.store.engine import GroupAuthor
 from fleetplane.kernel.store.servers import seat
 from fleetplane.kernel.store.servers.read_index import FRESH_SECONDS
-from fleetplane.read_gate import ReadGate, StandsBy
 from fleetplane.rpc import Needs
+from fleetplane.server.read_gate import ReadGate, StandsBy
 from fleetplane.web.ops import READS_ONLY, Mount
 from fleetplane.web.rest.app import application
 from fleetplane.web.rest.routes import Answer, Route, RouteTable

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from support.gpus.serving import gpus_only
 
-from fleetplane import front, server, serving
 from fleetplane.kernel.identity import Authority
-from fleetplane.presenting import Presenting
 from fleetplane.rpc import Listener, ListenerSpec, open_listener
+from fleetplane.server import front, root, serving
+from fleetplane.server.presenting import Presenting
 
 SECONDS = 60.0
 
@@ -41,11 +41,11 @@ async def test_a_step_of_the_authority_while_listeners_open_renews_them(
     async def renew(_: Presenting) -> None:
         renewed.set()
 
-    monkeypatch.setattr(server, "_stop_on_signals", lambda: stop)
+    monkeypatch.setattr(root, "_stop_on_signals", lambda: stop)
     monkeypatch.setattr(serving, "Authority", SeenAuthority)
     monkeypatch.setattr(front, "open_listener", stepping)
     monkeypatch.setattr(Presenting, "_renew", renew)
     async with asyncio.timeout(SECONDS), asyncio.TaskGroup() as tasks:
-        tasks.create_task(server.serve(gpus_only(tmp_path), announce=lambda *_: None))
+        tasks.create_task(root.serve(gpus_only(tmp_path), announce=lambda *_: None))
         await renewed.wait()
         stop.set()

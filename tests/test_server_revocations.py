@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from support.gpus.serving import gpus_only
 
-from fleetplane import server, serving
 from fleetplane.kernel.identity.revocation import Revocations, Revoked, revocation_key
 from fleetplane.kernel.store import Store
+from fleetplane.server import root, serving
 
 SECONDS = 60.0
 
@@ -27,10 +27,10 @@ async def test_a_server_tells_of_a_revocation_whose_author_left_while_it_was_wri
             super().__init__(store, clock)
             made.append((self, store))
 
-    monkeypatch.setattr(server, "_stop_on_signals", lambda: stop)
+    monkeypatch.setattr(root, "_stop_on_signals", lambda: stop)
     monkeypatch.setattr(serving, "Revocations", SeenRevocations)
     async with asyncio.timeout(SECONDS), asyncio.TaskGroup() as tasks:
-        tasks.create_task(server.serve(gpus_only(tmp_path), announce=lambda *_: ready.set()))
+        tasks.create_task(root.serve(gpus_only(tmp_path), announce=lambda *_: ready.set()))
         await ready.wait()
         [(revocations, store)] = made
         told = asyncio.Queue[Revoked]()

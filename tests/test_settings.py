@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from fleetplane import assembly, settings
+from fleetplane import settings
 from fleetplane.domains.gpus.settings import DeviceApiSettings, GpuSettings
 from fleetplane.domains.gpus.wire import GpuDialect
 from fleetplane.kernel.errors import SettingsError
 from fleetplane.kernel.telemetry import TelemetryLimits
+from fleetplane.server import assembly
 
 
 def write(tmp_path: Path, text: str) -> Path:

@@ -15,7 +15,6 @@ from support.shared.postgres_server import PostgresServer
 from support.shared.storekit import KINDS, SCOPE, THING, put
 from support.shared.telemetry_place import measure, measured
 
-from fleetplane import backups
 from fleetplane import settings as configuration
 from fleetplane.cli.main import run
 from fleetplane.kernel.clock import SystemClock
@@ -23,7 +22,8 @@ from fleetplane.kernel.errors import AlreadyExists, IntegrityError, NotFound, Un
 from fleetplane.kernel.store import Store, StoreSettings
 from fleetplane.kernel.store.engines import postgres_copy
 from fleetplane.kernel.store.engines.postgres_copy import look
-from fleetplane.offline import DATABASE, DataDirectory
+from fleetplane.server import backups
+from fleetplane.server.offline import DATABASE, DataDirectory
 
 CLOCK = SystemClock()
 ACTOR = "owner/t"

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from fleetplane import assembly
 from fleetplane import settings as configuration
 from fleetplane.kernel.errors import SettingsError
 from fleetplane.kernel.objects import LocalObjects
+from fleetplane.server import assembly
 from fleetplane.settings import Settings
 
 SHARED = '[store]\nurl = "postgresql://db.example/fleetplane"\n'

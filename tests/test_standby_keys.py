@@ -17,7 +17,7 @@ from fleetplane.kernel.identity.operators import Operators
 from fleetplane.kernel.kinds import KERNEL_KINDS
 from fleetplane.kernel.store import Store, StoreSettings
 from fleetplane.sections.process import TelemetrySettings
-from fleetplane.serving import RunningServer
+from fleetplane.server.serving import RunningServer
 from fleetplane.sim.clock import VirtualClock
 
 

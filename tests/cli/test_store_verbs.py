@@ -11,11 +11,11 @@ from support.shared.cli_runner import Invoke
 from support.shared.storekit import KINDS, put
 
 from fleetplane import settings as configuration
-from fleetplane.audit_keeper import AuditKeeper, anchors
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.store import Store, StoreSettings
-from fleetplane.keys import MasterKeys
 from fleetplane.sections.process import AuditSection
+from fleetplane.server.audit_keeper import AuditKeeper, anchors
+from fleetplane.server.keys import MasterKeys
 
 CLOCK = SystemClock()
 

@@ -82,7 +82,7 @@ def verify(
             raise click.UsageError("--archive names files of the server's machine; verify there with it.")
         intact, told, notes = _verified_elsewhere(place, _lines(anchors), archived_elsewhere)
     else:
-        from fleetplane.offline import DataDirectory
+        from fleetplane.server.offline import DataDirectory
 
         folder = DataDirectory.of(_here(place.data_dir, config, place.context), config)
         with working("verifying the audit log"):
@@ -144,6 +144,6 @@ def _lines(places: tuple[Path, ...]) -> list[bytes]:
 @context_option
 def public_key(data_dir: Path | None, config: Path | None, context: str) -> None:
     """Print the public half of the key that signs checkpoints: Ed25519, in hexadecimal."""
-    from fleetplane.offline import DataDirectory
+    from fleetplane.server.offline import DataDirectory
 
     click.echo(DataDirectory.of(_here(data_dir, config, context), config).keys.checkpoints().public.hex())

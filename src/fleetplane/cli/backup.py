@@ -26,8 +26,8 @@ def backup(
     The copy is checked before it gets its name: that the database is whole, that its audit log is intact
     under the master key, and that every byte can be read back. Keep the master key elsewhere.
     """
-    from fleetplane.backups import BackupContents, make
-    from fleetplane.offline import DataDirectory
+    from fleetplane.server.backups import BackupContents, make
+    from fleetplane.server.offline import DataDirectory
 
     place = DataDirectory.of(data_dir, config)
     with working(f"writing and checking {target}"):
@@ -55,8 +55,8 @@ def restore(
     data directory, else the one in the backup. What is restored begins a new lineage: everybody who watched
     the lost one is told to list again, and the audit log says who restored what.
     """
-    from fleetplane import backups
-    from fleetplane.offline import DataDirectory, owner
+    from fleetplane.server import backups
+    from fleetplane.server.offline import DataDirectory, owner
 
     place = DataDirectory.of(data_dir, config)
     with working(f"checking and restoring {source}"):

@@ -65,7 +65,7 @@ def server(
     # A second of work: whoever made a mistake is told before.
     import uvloop
 
-    from fleetplane.server import serve
+    from fleetplane.server.root import serve
 
     uvloop.run(serve(loaded, announce=_announce))
 

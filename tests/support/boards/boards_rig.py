@@ -24,11 +24,9 @@ from fleetplane.domains.boards.inventory.boards import status_of
 from fleetplane.domains.boards.joining import credentials
 from fleetplane.domains.boards.kinds import Board, TokenPurpose
 from fleetplane.domains.boards.server import BLUEPRINT, BoardDomain
-from fleetplane.endpoints import encrypted
 from fleetplane.gen.boards import boards_pb2 as pb
 from fleetplane.gen.boards import boards_pb2_grpc
 from fleetplane.gen.pi_controller import pi_controller_pb2_grpc
-from fleetplane.grpc_apps import compose, cut_off
 from fleetplane.kernel.access import Role
 from fleetplane.kernel.clock import Clock, SystemClock
 from fleetplane.kernel.identity import Authority, MasterKey
@@ -39,6 +37,8 @@ from fleetplane.kernel.store import Store, StoreSettings
 from fleetplane.kernel.telemetry import Telemetry
 from fleetplane.rpc import CallStatistics, GrpcApp, ListenerSpec, open_listener
 from fleetplane.rpc.introspection import HealthBoard
+from fleetplane.server.endpoints import encrypted
+from fleetplane.server.grpc_apps import compose, cut_off
 
 DEADLINE_SECONDS = 60.0
 BOSS = "operator/boss"

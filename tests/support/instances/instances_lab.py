@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fleetplane import endpoints, settings
+from fleetplane import settings
 from fleetplane.domains.blueprint import Kernel, prepare_both, run_both
 from fleetplane.domains.fleetwide.server import BLUEPRINT as FLEETWIDE
 from fleetplane.domains.instances import credentials
@@ -20,7 +20,6 @@ from fleetplane.domains.instances.providers.contract import CreateRequest, Provi
 from fleetplane.domains.instances.providers.mock.provider import MockProvider
 from fleetplane.domains.instances.records.groups import SilencePolicy
 from fleetplane.domains.instances.server import BLUEPRINT, InstanceDomain, InstanceOptions
-from fleetplane.grpc_apps import compose, cut_off
 from fleetplane.kernel.clock import Clock, SystemClock
 from fleetplane.kernel.identity import Authority, MasterKey
 from fleetplane.kernel.identity.authority import WORKLOAD
@@ -30,9 +29,11 @@ from fleetplane.kernel.identity.signing import SigningKeys
 from fleetplane.kernel.kinds import KERNEL_KINDS
 from fleetplane.kernel.objects import LocalObjects
 from fleetplane.kernel.store import Store, StoreSettings
-from fleetplane.presenting import Presenting
 from fleetplane.rpc import CallStatistics, Listener, ListenerSpec, open_listener
 from fleetplane.rpc.introspection import HealthBoard
+from fleetplane.server import endpoints
+from fleetplane.server.grpc_apps import compose, cut_off
+from fleetplane.server.presenting import Presenting
 
 TENANT = "acme"
 CONFIG_PATH = "shard/local/config.jsonc"

@@ -20,9 +20,9 @@ from fleetplane.domains.boards.users import PersonSpec
 from fleetplane.fleet.people.door import is_of_people
 from fleetplane.gen.pi_controller import pi_controller_pb2 as pi
 from fleetplane.gen.pi_controller import pi_controller_pb2_grpc
-from fleetplane.grpc_apps import keep_to_rights
 from fleetplane.kernel.access import Role
 from fleetplane.kernel.identity.bindings import Bindings
+from fleetplane.server.grpc_apps import keep_to_rights
 
 # Describing.
 

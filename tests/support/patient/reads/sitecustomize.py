@@ -8,10 +8,10 @@ seat.GIVE_UP_SECONDS, seat.LIFE_SECONDS = 18.0, 20.0
 read_index.FRESH_SECONDS = 60.0
 
 # These take the numbers above when they are loaded.
-from fleetplane import serving  # noqa: E402
 from fleetplane.kernel.presence import asking, whereabouts  # noqa: E402
 from fleetplane.kernel.store.engines import postgres, postgres_line  # noqa: E402
 from fleetplane.kernel.telemetry.postgres import link  # noqa: E402
+from fleetplane.server import serving  # noqa: E402
 
 serving.STALE_SECONDS = 60.0
 asking.ASK_SECONDS = whereabouts.ORPHANS_SECONDS = 60.0

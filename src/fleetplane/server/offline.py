@@ -25,8 +25,8 @@ from fleetplane.kernel.store.engines.standing import StoreStanding, standing
 from fleetplane.kernel.store.lineage import MarkFile, Recorded, begin, check_kept
 from fleetplane.kernel.store.lock import exclusive
 from fleetplane.kernel.store.settings import place
-from fleetplane.keys import MasterKeys
 from fleetplane.sections.objects import ObjectStorageSettings
+from fleetplane.server.keys import MasterKeys
 from fleetplane.settings import Settings
 
 DATABASE = "fleetplane.db"

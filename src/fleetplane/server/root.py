@@ -13,7 +13,7 @@ from typing import Any
 
 import structlog
 
-from fleetplane import assembly, environment, ready_file
+from fleetplane import environment
 from fleetplane.kernel.boundary import Failures, count_into
 from fleetplane.kernel.clock import Clock, SystemClock
 from fleetplane.kernel.errors import IntegrityError, SettingsError
@@ -21,8 +21,9 @@ from fleetplane.kernel.files import ensure_private
 from fleetplane.kernel.kinds import KERNEL_KINDS
 from fleetplane.kernel.store import Store, StoreSettings, lineage
 from fleetplane.kernel.store.servers.standby import Standby
-from fleetplane.keys import MasterKeys
-from fleetplane.serving import Announce, RunningServer, Turn
+from fleetplane.server import assembly, ready_file
+from fleetplane.server.keys import MasterKeys
+from fleetplane.server.serving import Announce, RunningServer, Turn
 from fleetplane.settings import Settings
 
 log = structlog.get_logger(__name__)

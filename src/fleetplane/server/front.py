@@ -14,17 +14,18 @@ from dataclasses import replace
 import structlog
 from prometheus_client import CollectorRegistry
 
-from fleetplane import __version__, endpoints
+from fleetplane import __version__
 from fleetplane.domains.blueprint import Blueprint, Domain, Kernel
-from fleetplane.grpc_apps import LOCAL_PRINCIPAL, compose, cut_off
 from fleetplane.kernel.errors import SettingsError
 from fleetplane.kernel.stalls import Watchdog
-from fleetplane.presenting import Presenting
-from fleetplane.read_gate import ReadGate
 from fleetplane.rpc import Listener, ListenerSpec, open_listener
 from fleetplane.rpc.introspection import HealthBoard
 from fleetplane.rpc.listening.descriptors import connections_of
 from fleetplane.rpc.listening.warden import Warden, WardenCollector
+from fleetplane.server import endpoints
+from fleetplane.server.grpc_apps import LOCAL_PRINCIPAL, compose, cut_off
+from fleetplane.server.presenting import Presenting
+from fleetplane.server.read_gate import ReadGate
 from fleetplane.settings import Settings
 from fleetplane.web.metrics_page import MetricsPage
 from fleetplane.web.ops import OpsApp

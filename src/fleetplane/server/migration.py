@@ -13,12 +13,12 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleetplane.backups import AUDIT, TELEMETRY, check, means_of, oldest_measured_ns
 from fleetplane.kernel.errors import AlreadyExists, IntegrityError, NotFound, SettingsError
 from fleetplane.kernel.store.engines.postgres_copy import put
 from fleetplane.kernel.store.engines.standing import standing
 from fleetplane.kernel.telemetry.postgres.copying import move_in
-from fleetplane.offline import DataDirectory, bring_up_to_date, reading
+from fleetplane.server.backups import AUDIT, TELEMETRY, check, means_of, oldest_measured_ns
+from fleetplane.server.offline import DataDirectory, bring_up_to_date, reading
 
 SET_ASIDE = ".migrated"
 

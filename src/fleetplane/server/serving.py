@@ -22,11 +22,8 @@ from typing import Any
 import structlog
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 
-from fleetplane import __version__, assembly, housekeeping, ready_file
-from fleetplane.audit_keeper import AuditKeeper, anchors
+from fleetplane import __version__
 from fleetplane.domains.blueprint import Blueprint, Domain, Kernel
-from fleetplane.front import Front
-from fleetplane.grpc_apps import keep_to_rights
 from fleetplane.kernel.audit import archive as audit_archive
 from fleetplane.kernel.boundary import Boundary, Failures, Work
 from fleetplane.kernel.clock import Clock
@@ -43,12 +40,16 @@ from fleetplane.kernel.store.servers.standby import Standby
 from fleetplane.kernel.store.space import Space
 from fleetplane.kernel.telemetry import Telemetry
 from fleetplane.kernel.telemetry.metrics import TelemetryCollector
-from fleetplane.keys import MasterKeys
-from fleetplane.offline import DataDirectory
-from fleetplane.read_gate import ReadGate, elsewhere
 from fleetplane.rpc import CallStatistics
 from fleetplane.rpc.listening.doors import ListenerMiddleware
 from fleetplane.sections.objects import ObjectStorageSettings
+from fleetplane.server import assembly, housekeeping, ready_file
+from fleetplane.server.audit_keeper import AuditKeeper, anchors
+from fleetplane.server.front import Front
+from fleetplane.server.grpc_apps import keep_to_rights
+from fleetplane.server.keys import MasterKeys
+from fleetplane.server.offline import DataDirectory
+from fleetplane.server.read_gate import ReadGate, elsewhere
 from fleetplane.settings import Settings
 from fleetplane.web.merged_metrics import MergedMetrics
 from fleetplane.web.ops import Readiness

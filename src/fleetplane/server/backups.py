@@ -48,7 +48,7 @@ from fleetplane.kernel.store.schema import SCHEMA_REVISION
 from fleetplane.kernel.telemetry.postgres import copying as telemetry_copying
 from fleetplane.kernel.telemetry.values import DAY_SECONDS
 from fleetplane.kernel.values.times import NS
-from fleetplane.offline import DATABASE, DataDirectory, bring_up_to_date, opened, reading
+from fleetplane.server.offline import DATABASE, DataDirectory, bring_up_to_date, opened, reading
 
 MANIFEST = "manifest.json"
 MAC = "manifest.mac"
