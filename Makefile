@@ -58,12 +58,12 @@ style: .make/env
 	$(BIN)/ruff format --check .
 
 # Types are checked in the time in which tests wait for something; what was found is printed after the tests. What
-# every worker would do by itself is done once, before.
+# every worker would do by itself is done once, before. What fails is run once more, alone: see tools/run_tests.py.
 test: style
 	@nice -n 5 $(BIN)/mypy >.make/types 2>&1 & types=$$!; \
 	trap 'kill $$types 2>/dev/null' EXIT; trap 'exit 130' INT; trap 'exit 143' TERM; \
 	$(MAKE) --no-print-directory -j 2 .make/system-test compiled && \
-		(set -x; $(BIN)/python -m pytest -n 6 --dist worksteal); tests=$$?; \
+		(set -x; $(BIN)/python tools/run_tests.py -n 6 --dist worksteal); tests=$$?; \
 	wait $$types; types=$$?; trap - EXIT; \
 	echo $(BIN)/mypy; cat .make/types; \
 	[ $$types = 0 ] || echo "make test: mypy failed, see above"; \
