@@ -98,13 +98,13 @@ def test_what_is_built_and_run_is_named_by_its_digest() -> None:
     ]
     texts += [path.read_text() for path in (ROOT / ".github" / "workflows").glob("*.yml")]
     named = re.findall(
-        r"^(?:FROM |\s+(?:image|container): \"?|\s+- uses: )([\w./-]+[:@][^\s\"]+)",
+        r"^(?:FROM |\s+(?:image|container): \"?|\s+- (?:uses: )?)([\w./-]+[:@][^\s\"]+)",
         "\n".join(texts),
         re.MULTILINE,
     )
     balancer = yaml.safe_load((CHART / "values.yaml").read_text())["balancer"]["image"]
     named.append(f"{balancer['repository']}:{balancer['tag']}")
-    assert len(named) == 10
+    assert len(named) == 13
     for one in named:
         assert re.search(r"@(?:sha256:[0-9a-f]{64}|[0-9a-f]{40})$", one), one
 
