@@ -36,10 +36,10 @@ async def _passes(size: int, directory: Path, turns: int) -> tuple[float, float,
     from fleetplane.fleet.rollouts.driver import key_of
     from fleetplane.fleet.rollouts.records import KINDS, status_of
     from fleetplane.fleet.rollouts.rollouts import Rollouts, Start
+    from fleetplane.fleet.rollouts.rules.policy import Policy
+    from fleetplane.fleet.rollouts.rules.states import RolloutPhase
     from fleetplane.kernel.freeze import FREEZE
     from fleetplane.kernel.reconcile import LEASE
-    from fleetplane.kernel.rollout.policy import Policy
-    from fleetplane.kernel.rollout.states import RolloutPhase
     from fleetplane.kernel.store import Store, StoreSettings
     from fleetplane.sim.clock import VirtualClock
 

@@ -24,6 +24,7 @@ from fleetplane import environment as process
 from fleetplane.domains import discovery
 from fleetplane.domains.declaration import load as load_reference
 from fleetplane.environment import PREFIX
+from fleetplane.fleet.rollouts.settings import RolloutSettings
 from fleetplane.kernel.errors import SettingsError
 from fleetplane.sections.base import SettingsSection, is_secret, is_secret_file
 from fleetplane.sections.bus import BusSection
@@ -39,7 +40,6 @@ from fleetplane.sections.process import (
     StoreSection,
     TelemetrySettings,
 )
-from fleetplane.sections.rollouts import RolloutSettings
 
 S = TypeVar("S", bound=SettingsSection)
 

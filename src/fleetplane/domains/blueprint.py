@@ -15,7 +15,7 @@ from fleetplane.fleet.freeze import Freezable
 from fleetplane.fleet.people.door import Authenticators
 from fleetplane.fleet.releases.agents_service import ReleaseAudience
 from fleetplane.fleet.resources.declaration import AnyPublicResource
-from fleetplane.fleet.rollouts.subject import VersionedSubject
+from fleetplane.fleet.rollouts.records import VersionedSubject
 from fleetplane.kernel.access import Grant, Role
 from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.clock import Clock, SystemClock

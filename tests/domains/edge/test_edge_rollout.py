@@ -24,10 +24,10 @@ from fleetplane.domains.edge.streams.sealing import StreamSealer
 from fleetplane.fleet.freeze import Freezes
 from fleetplane.fleet.rollouts.records import ROLLOUT_POLICY, PolicySpec, Rollout, records_of, status_of
 from fleetplane.fleet.rollouts.rollouts import Rollouts, RolloutVerb, Start
+from fleetplane.fleet.rollouts.rules.policy import OnHalt, Policy
+from fleetplane.fleet.rollouts.rules.states import RolloutPhase
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
 from fleetplane.kernel.errors import NotFound, SettingsError
-from fleetplane.kernel.rollout.policy import OnHalt, Policy
-from fleetplane.kernel.rollout.states import RolloutPhase
 from fleetplane.kernel.store import Draft
 
 SCOPE = "tenant/acme"

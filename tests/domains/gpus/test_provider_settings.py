@@ -25,12 +25,11 @@ from fleetplane.domains.gpus.provider_settings.rules import ProviderSettingsSpec
 from fleetplane.domains.gpus.rules import GpuPolicy
 from fleetplane.domains.gpus.server import BLUEPRINT
 from fleetplane.fleet.rollouts.holds import digest
-from fleetplane.fleet.rollouts.records import ROLLOUT_POLICY, PolicySpec
-from fleetplane.fleet.rollouts.subject import Period
+from fleetplane.fleet.rollouts.records import ROLLOUT_POLICY, Period, PolicySpec
+from fleetplane.fleet.rollouts.rules.policy import Policy
 from fleetplane.gen.fleetplane.device.v1 import provider_settings_pb2 as pb
 from fleetplane.gen.fleetplane.device.v1 import provider_settings_pb2_grpc
 from fleetplane.kernel.errors import InvalidArgument, NotFound
-from fleetplane.kernel.rollout.policy import Policy
 from fleetplane.kernel.values.times import NS
 from fleetplane.sim.clock import VirtualClock
 

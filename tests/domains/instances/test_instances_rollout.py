@@ -27,8 +27,8 @@ from fleetplane.fleet.freeze import Freezes
 from fleetplane.fleet.rollouts.driver import key_of
 from fleetplane.fleet.rollouts.records import PolicySpec, Rollout, status_of
 from fleetplane.fleet.rollouts.rollouts import Rollouts, Start
-from fleetplane.kernel.rollout.policy import OnHalt, Policy
-from fleetplane.kernel.rollout.states import ENDED, RolloutPhase
+from fleetplane.fleet.rollouts.rules.policy import OnHalt, Policy
+from fleetplane.fleet.rollouts.rules.states import ENDED, RolloutPhase
 
 SCOPE = group_scope(TENANT, GROUP)
 SURGE = 4

@@ -26,6 +26,7 @@ from fleetplane.fleet.releases.records import AGENT_VERSION, KINDS, AgentHello
 from fleetplane.fleet.releases.releases import NewRelease, Releases
 from fleetplane.fleet.releases.shelf import Shelf
 from fleetplane.fleet.releases.subject import AgentVersions
+from fleetplane.fleet.rollouts.rules.passes import ACTOR
 from fleetplane.gen.fleetplane.fleet.v1 import releases_pb2 as pb
 from fleetplane.gen.fleetplane.fleet.v1 import releases_pb2_grpc
 from fleetplane.kernel.audit.chain import ChainEntry
@@ -39,7 +40,6 @@ from fleetplane.kernel.errors import (
     ResourceExhausted,
 )
 from fleetplane.kernel.release import documents
-from fleetplane.kernel.rollout.passes import ACTOR
 from fleetplane.kernel.store import Store, StoreSettings
 from fleetplane.node.upgrade import launcher, upgrader
 from fleetplane.node.upgrade.folder import ReleaseFolder

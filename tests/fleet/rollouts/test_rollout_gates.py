@@ -15,14 +15,14 @@ from support.fleet.simulated_subject import SimulatedAgent, SimulatedSubject
 
 from fleetplane.domains.proxies.rollout import percentile
 from fleetplane.fleet.rollouts.gates import GateQuestion, GateSources, Measured, vector_value, webhook_value
+from fleetplane.fleet.rollouts.records import Period
 from fleetplane.fleet.rollouts.rollouts import check_policy
-from fleetplane.fleet.rollouts.subject import Period
+from fleetplane.fleet.rollouts.rules import amounts
+from fleetplane.fleet.rollouts.rules.policy import Gate, Policy
+from fleetplane.fleet.rollouts.rules.states import GateMeasurement, breach
+from fleetplane.fleet.rollouts.settings import PrometheusSource, RolloutSettings
 from fleetplane.kernel.errors import InvalidArgument, SettingsError
-from fleetplane.kernel.rollout import amounts
-from fleetplane.kernel.rollout.facts import GateMeasurement, breach
-from fleetplane.kernel.rollout.policy import Gate, Policy
 from fleetplane.kernel.values.times import NS
-from fleetplane.sections.rollouts import PrometheusSource, RolloutSettings
 from fleetplane.sim.clock import VirtualClock
 
 START_SECONDS = 60.0

@@ -7,9 +7,9 @@ from pathlib import Path
 from support.fleet.resources_rig import resources_rig
 
 from fleetplane.fleet.rollouts.records import ROLLOUT, RolloutSpec, RolloutStatus
+from fleetplane.fleet.rollouts.rules.policy import Policy
+from fleetplane.fleet.rollouts.rules.states import RolloutPhase
 from fleetplane.kernel.reconcile import Reason
-from fleetplane.kernel.rollout.policy import Policy
-from fleetplane.kernel.rollout.states import RolloutPhase
 
 
 async def test_a_rollout_is_an_object_for_those_who_may_see_its_tenant(tmp_path: Path) -> None:

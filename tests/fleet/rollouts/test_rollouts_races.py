@@ -14,11 +14,11 @@ from support.kernel.leaving import being_written
 from fleetplane.fleet.freeze import Freezes
 from fleetplane.fleet.rollouts.records import KINDS, PolicySpec, status_of
 from fleetplane.fleet.rollouts.rollouts import Rollouts, RolloutVerb, Start
+from fleetplane.fleet.rollouts.rules.policy import Policy
+from fleetplane.fleet.rollouts.rules.states import RolloutPhase
 from fleetplane.kernel.errors import FailedPrecondition
 from fleetplane.kernel.freeze import FREEZE
 from fleetplane.kernel.reconcile import LEASE
-from fleetplane.kernel.rollout.policy import Policy
-from fleetplane.kernel.rollout.states import RolloutPhase
 from fleetplane.kernel.store import Store, StoreSettings
 from fleetplane.sim.clock import VirtualClock
 

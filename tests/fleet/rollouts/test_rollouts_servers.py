@@ -15,11 +15,11 @@ from fleetplane.fleet.freeze import Freezes
 from fleetplane.fleet.rollouts.driver import LOOK_SECONDS
 from fleetplane.fleet.rollouts.records import KINDS, Rollout, status_of
 from fleetplane.fleet.rollouts.rollouts import Rollouts, RolloutVerb, Start
+from fleetplane.fleet.rollouts.rules.policy import Policy
+from fleetplane.fleet.rollouts.rules.states import RolloutPhase
 from fleetplane.kernel.errors import FailedPrecondition
 from fleetplane.kernel.freeze import FREEZE
 from fleetplane.kernel.reconcile import LEASE
-from fleetplane.kernel.rollout.policy import Policy
-from fleetplane.kernel.rollout.states import RolloutPhase
 from fleetplane.kernel.store import Store
 
 QUICK = Policy(waves=("rest",), soak_seconds=0.0, confirm_seconds=3600.0)

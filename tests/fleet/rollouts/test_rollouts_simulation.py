@@ -14,24 +14,22 @@ from support.fleet.declared_actions import carried_out
 from support.fleet.simulated_subject import Killed, SimulatedAgent, SimulatedSubject
 
 from fleetplane.domains.fleetwide import rollout_service
-from fleetplane.domains.fleetwide.rollout_explain import RolloutExplainer
-from fleetplane.domains.fleetwide.rollout_resources import ROLLOUTS
 from fleetplane.fleet.freeze import Freezable, Freezes, FreezeSwitch
 from fleetplane.fleet.rollouts import views
 from fleetplane.fleet.rollouts.driver import key_of
 from fleetplane.fleet.rollouts.gates import GateSources
-from fleetplane.fleet.rollouts.metrics import RolloutCollector
 from fleetplane.fleet.rollouts.records import KINDS, PolicySpec, Rollout, status_of
+from fleetplane.fleet.rollouts.resource import ROLLOUTS, RolloutCollector, RolloutExplainer
 from fleetplane.fleet.rollouts.rollouts import Rollouts, RolloutVerb, Start
+from fleetplane.fleet.rollouts.rules.policy import Gate, OnHalt, Policy
+from fleetplane.fleet.rollouts.rules.states import ENDED, OUTCOMES, RolloutPhase
+from fleetplane.fleet.rollouts.settings import RolloutSettings
 from fleetplane.gen.fleetplane.fleet.v1 import rollouts_pb2 as pb
 from fleetplane.kernel.errors import FailedPrecondition, InvalidArgument, NotFound
 from fleetplane.kernel.freeze import FREEZE
 from fleetplane.kernel.reconcile import LEASE
-from fleetplane.kernel.rollout.policy import Gate, OnHalt, Policy
-from fleetplane.kernel.rollout.states import ENDED, OUTCOMES, RolloutPhase
 from fleetplane.kernel.store import Store, StoreSettings
 from fleetplane.kernel.values.times import NS
-from fleetplane.sections.rollouts import RolloutSettings
 from fleetplane.sim.clock import VirtualClock
 
 SCOPE = "tenant/a"

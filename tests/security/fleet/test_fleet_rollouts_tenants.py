@@ -20,10 +20,10 @@ from fleetplane.domains.blueprint import Blueprint
 from fleetplane.domains.edge.nodes.config_layers import CONFIG_LAYER
 from fleetplane.domains.fleetwide.server import FleetwideDomain
 from fleetplane.fleet.rollouts.records import ROLLOUT, ROLLOUT_POLICY, PolicySpec, RolloutSpec, RolloutStatus
+from fleetplane.fleet.rollouts.rules.policy import Policy
+from fleetplane.fleet.rollouts.rules.states import RolloutPhase
+from fleetplane.fleet.rollouts.settings import RolloutSettings
 from fleetplane.kernel.identity.bindings import Bindings
-from fleetplane.kernel.rollout.policy import Policy
-from fleetplane.kernel.rollout.states import RolloutPhase
-from fleetplane.sections.rollouts import RolloutSettings
 
 ACME, OTHER = "0192-acme", "0193-other"
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fleetplane.fleet.rollouts.subject import Period
+from fleetplane.fleet.rollouts.records import Period
+from fleetplane.fleet.rollouts.rules.states import TargetFact
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import NotFound
 from fleetplane.kernel.resources import AnyKind
-from fleetplane.kernel.rollout.facts import TargetFact
 from fleetplane.kernel.values.times import NS
 
 

@@ -19,11 +19,11 @@ from fleetplane.domains.boards.sets import rules
 from fleetplane.domains.boards.sets.delivery import BoardSets, content_of
 from fleetplane.domains.boards.sets.kinds import BOARD_APPLIED, BOARD_SET, SETS, SUBJECT, set_scope
 from fleetplane.fleet.rollouts.holds import HeldVersions
-from fleetplane.fleet.rollouts.subject import Period
+from fleetplane.fleet.rollouts.records import Period
+from fleetplane.fleet.rollouts.rules.passes import ACTOR
+from fleetplane.fleet.rollouts.rules.states import TargetFact
 from fleetplane.kernel.errors import NotFound
 from fleetplane.kernel.resources import AnyKind
-from fleetplane.kernel.rollout.facts import TargetFact
-from fleetplane.kernel.rollout.passes import ACTOR
 from fleetplane.kernel.store import Store
 
 HEALTHY = "healthy"

@@ -44,14 +44,14 @@ from fleetplane.domains.edge.streams.instructions import Pushes
 from fleetplane.domains.edge.streams.live import DaemonPresences, LiveDaemon
 from fleetplane.fleet.rollouts import holds
 from fleetplane.fleet.rollouts.holds import HeldVersions
-from fleetplane.fleet.rollouts.subject import Period
+from fleetplane.fleet.rollouts.records import Period
+from fleetplane.fleet.rollouts.rules.passes import ACTOR
+from fleetplane.fleet.rollouts.rules.states import TargetFact
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.commands import OPEN, Commands, CommandTarget, state_of
 from fleetplane.kernel.errors import NotFound
 from fleetplane.kernel.presence import Whereabouts
 from fleetplane.kernel.resources import AnyKind, Key
-from fleetplane.kernel.rollout.facts import TargetFact
-from fleetplane.kernel.rollout.passes import ACTOR
 from fleetplane.kernel.store import Beside, Draft, Store
 from fleetplane.kernel.values.times import NS
 

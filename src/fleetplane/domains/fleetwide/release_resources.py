@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fleetplane.domains.fleetwide.servers import VIEW
 from fleetplane.fleet.releases.records import (
     AGENT_VERSION,
     PREFIX,
@@ -12,7 +11,7 @@ from fleetplane.fleet.releases.records import (
     AgentVersion,
     Release,
 )
-from fleetplane.fleet.resources.common import NoStatus, at_root
+from fleetplane.fleet.resources.common import VIEW, NoStatus, at_root
 from fleetplane.fleet.resources.declaration import (
     READING,
     Column,

@@ -7,13 +7,14 @@ from typing import Protocol
 
 import msgspec
 
-from fleetplane.domains.fleetwide.servers import SERVERS, VIEW
+from fleetplane.domains.fleetwide.servers import SERVERS
 from fleetplane.fleet.people.account_kind import ACCOUNT, FAMILY, Account
 from fleetplane.fleet.resources import scopes
 from fleetplane.fleet.resources.acting import FREEZE as FREEZE_PERMISSION
 from fleetplane.fleet.resources.common import (
     MANAGE_PEOPLE,
     PEOPLE,
+    VIEW,
     AccountSpecView,
     AccountStatusView,
     NoStatus,

@@ -20,14 +20,13 @@ import msgspec
 from fleetplane.domains.blueprint import Kernel
 from fleetplane.domains.fleetwide.audit_routes import AuditRoutes, Verification
 from fleetplane.domains.fleetwide.resources import AUDIT
-from fleetplane.domains.fleetwide.rollout_routes import ROLL_OUT, RolloutRoutes
-from fleetplane.domains.fleetwide.servers import VIEW
 from fleetplane.fleet.explain import Explained, FleetExplanations, Readers
 from fleetplane.fleet.findings import ShownFinding, shown
 from fleetplane.fleet.freeze import FreezeSwitch
 from fleetplane.fleet.resources.acting import FREEZE
-from fleetplane.fleet.resources.common import MANAGE_PEOPLE, PEOPLE
+from fleetplane.fleet.resources.common import MANAGE_PEOPLE, PEOPLE, VIEW
 from fleetplane.fleet.rollouts.rollouts import Rollouts
+from fleetplane.fleet.rollouts.routes import ROLL_OUT, RolloutRoutes
 from fleetplane.kernel.access import Grant, Permission, Role, built_in_grants, covers
 from fleetplane.kernel.errors import NotFound
 from fleetplane.kernel.freeze import EVERY_DOMAIN, Freeze

@@ -11,9 +11,9 @@ from google.protobuf.message import Message
 from fleetplane.fleet.rollouts import views
 from fleetplane.fleet.rollouts.records import PolicySpec
 from fleetplane.fleet.rollouts.rollouts import Rollouts, RolloutVerb, Start
+from fleetplane.fleet.rollouts.rules.policy import Policy
 from fleetplane.gen.fleetplane.fleet.v1 import rollouts_pb2 as pb
 from fleetplane.kernel.errors import InvalidArgument
-from fleetplane.kernel.rollout.policy import Policy
 from fleetplane.rpc import CallContext
 
 M = TypeVar("M", bound=Message)

@@ -16,13 +16,8 @@ from fleetplane.domains.fleetwide.release_resources import AGENT_VERSIONS, RELEA
 from fleetplane.domains.fleetwide.releases import FREEZABLE, ReleaseOptions, ReleaseSide
 from fleetplane.domains.fleetwide.resources import RESOURCES
 from fleetplane.domains.fleetwide.rest import GRANTS, FleetRest
-from fleetplane.domains.fleetwide.rollout_explain import RolloutExplainer
-from fleetplane.domains.fleetwide.rollout_policies import ROLLOUT_POLICIES
-from fleetplane.domains.fleetwide.rollout_policies import WRITERS as POLICY_WRITERS
-from fleetplane.domains.fleetwide.rollout_resources import ROLLOUTS
 from fleetplane.domains.fleetwide.rollout_service import RolloutService
 from fleetplane.domains.fleetwide.servers import (
-    VIEW,
     OwnFacts,
     ServerNeighbours,
     ServerSpecView,
@@ -38,10 +33,14 @@ from fleetplane.fleet.plans.records import PLAN
 from fleetplane.fleet.releases.records import KINDS as RELEASE_KINDS
 from fleetplane.fleet.releases.subject import FREEZE_DOMAIN
 from fleetplane.fleet.resources import scopes
+from fleetplane.fleet.resources.common import VIEW
 from fleetplane.fleet.rollouts.gates import GateSources
-from fleetplane.fleet.rollouts.metrics import RolloutCollector
+from fleetplane.fleet.rollouts.policies import ROLLOUT_POLICIES
+from fleetplane.fleet.rollouts.policies import WRITERS as POLICY_WRITERS
 from fleetplane.fleet.rollouts.records import KINDS as ROLLOUT_KINDS
+from fleetplane.fleet.rollouts.resource import ROLLOUTS, RolloutCollector, RolloutExplainer
 from fleetplane.fleet.rollouts.rollouts import Rollouts
+from fleetplane.fleet.rollouts.settings import RolloutSettings
 from fleetplane.gen.fleetplane.fleet.v1 import fleet_pb2, rollouts_pb2
 from fleetplane.kernel.access import Grant, Permission, Role
 from fleetplane.kernel.audit.chain import ChainEntry
@@ -55,7 +54,6 @@ from fleetplane.kernel.sessions.metrics import SessionCollector
 from fleetplane.kernel.store.bells.bus import NO_BUS
 from fleetplane.kernel.store.servers.report import ServerReport
 from fleetplane.rpc import Authentication, Authenticator, Needs, service_rows
-from fleetplane.sections.rollouts import RolloutSettings
 from fleetplane.web.console import console_mounts
 from fleetplane.web.ops import Mount
 

@@ -12,15 +12,13 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 from zlib import crc32
 
-from fleetplane.fleet.resources.common import as_stored, at_root, made_up
+from fleetplane.fleet.resources.common import VIEW, as_stored, at_root, made_up
 from fleetplane.fleet.resources.declaration import Column, ObservedPart, PublicResource, ResourceShape
-from fleetplane.kernel.access import Permission
 from fleetplane.kernel.resources import AnyResource, Kind
 from fleetplane.kernel.store.bells.bus import BusState
 from fleetplane.kernel.store.servers.report import ServerReport
 from fleetplane.kernel.values.times import NS, spelled
 
-VIEW = Permission("fleet.view")
 FRESH_SECONDS = 5.0
 """Servers renew every second: one that did not for this long is shown with its age."""
 SIZE_STEP_BYTES = 16 * 1024**2

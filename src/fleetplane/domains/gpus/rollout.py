@@ -20,12 +20,12 @@ from fleetplane.domains.gpus.provider_settings.kinds import (
     SettingsAppliedStatus,
 )
 from fleetplane.fleet.rollouts.holds import HeldVersions
-from fleetplane.fleet.rollouts.subject import Period
+from fleetplane.fleet.rollouts.records import Period
+from fleetplane.fleet.rollouts.rules.states import TargetFact
 from fleetplane.kernel.access import covers
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import NotFound
 from fleetplane.kernel.resources import AnyKind
-from fleetplane.kernel.rollout.facts import TargetFact
 from fleetplane.kernel.store import Store
 from fleetplane.kernel.values.times import NS
 

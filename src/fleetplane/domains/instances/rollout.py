@@ -25,13 +25,12 @@ from fleetplane.domains.instances.rules import replacing
 from fleetplane.domains.instances.rules.plans import GroupMember
 from fleetplane.fleet.rollouts import holds
 from fleetplane.fleet.rollouts.holds import HeldVersions, digest
-from fleetplane.fleet.rollouts.records import KEPT, ROLLOUT_POLICY
-from fleetplane.fleet.rollouts.subject import Period
+from fleetplane.fleet.rollouts.records import KEPT, ROLLOUT_POLICY, Period
+from fleetplane.fleet.rollouts.rules.passes import ACTOR
+from fleetplane.fleet.rollouts.rules.states import TargetFact
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FailedPrecondition, NotFound
 from fleetplane.kernel.resources import AnyKind, Key
-from fleetplane.kernel.rollout.facts import TargetFact
-from fleetplane.kernel.rollout.passes import ACTOR
 from fleetplane.kernel.store import Beside, Draft, Store, follow
 
 HEALTHY = "healthy"

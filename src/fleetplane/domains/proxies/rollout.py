@@ -31,11 +31,11 @@ from fleetplane.domains.proxies.rules.configuration import SECTIONS, labels_of
 from fleetplane.domains.proxies.serving.basis import decided_again
 from fleetplane.domains.proxies.serving.workspaces import Workspaces
 from fleetplane.fleet.rollouts import holds
-from fleetplane.fleet.rollouts.subject import Period
+from fleetplane.fleet.rollouts.records import Period
+from fleetplane.fleet.rollouts.rules.passes import ACTOR
+from fleetplane.fleet.rollouts.rules.states import TargetFact
 from fleetplane.kernel.errors import InvalidArgument, NotFound
 from fleetplane.kernel.resources import AnyKind
-from fleetplane.kernel.rollout.facts import TargetFact
-from fleetplane.kernel.rollout.passes import ACTOR
 from fleetplane.kernel.store import Draft, Store
 
 NAME = "proxies.config"

@@ -20,13 +20,13 @@ from fleetplane.fleet.releases.records import (
     DefaultSpec,
     agents_scope,
 )
-from fleetplane.fleet.rollouts.subject import Period
+from fleetplane.fleet.rollouts.records import Period
+from fleetplane.fleet.rollouts.rules.passes import ACTOR
+from fleetplane.fleet.rollouts.rules.states import TargetFact
 from fleetplane.kernel.access import covers
 from fleetplane.kernel.errors import NotFound
 from fleetplane.kernel.release.versions import version_key
 from fleetplane.kernel.resources import AnyKind, Nothing
-from fleetplane.kernel.rollout.facts import TargetFact
-from fleetplane.kernel.rollout.passes import ACTOR
 from fleetplane.kernel.store import Draft, Store
 
 NAME = "agents.version"

@@ -18,6 +18,8 @@ from fleetplane.fleet.resources.declaration import (
 from fleetplane.kernel.access import Permission
 from fleetplane.kernel.resources import AnyKind, AnyResource, Resource
 
+VIEW = Permission("fleet.view")
+"""See what belongs to no domain: freezes, rollouts, releases, servers."""
 PEOPLE = Permission("people.read")
 """Know who has an account or a token."""
 MANAGE_PEOPLE = Permission("people.manage")

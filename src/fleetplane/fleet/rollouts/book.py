@@ -15,11 +15,11 @@ from fleetplane.fleet.rollouts.records import (
     status_of,
     targets_scope,
 )
+from fleetplane.fleet.rollouts.rules.orders import OrderedChange
+from fleetplane.fleet.rollouts.rules.states import ENDED, RolloutStanding, TargetRecord, counted
 from fleetplane.kernel.access import EVERYWHERE, covers
 from fleetplane.kernel.errors import Conflict, FailedPrecondition, NotFound
 from fleetplane.kernel.resources import AnyKind, Key
-from fleetplane.kernel.rollout.orders import OrderedChange
-from fleetplane.kernel.rollout.states import ENDED, RolloutStanding, TargetRecord, counted
 from fleetplane.kernel.store import ABSENT, Draft, Store
 
 KEEP_SECONDS = 90 * 86_400.0

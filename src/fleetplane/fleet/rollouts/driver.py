@@ -16,29 +16,35 @@ import msgspec
 import structlog
 
 from fleetplane.fleet import freeze as freezing
-from fleetplane.fleet import selectors
 from fleetplane.fleet.freeze import Freezes
 from fleetplane.fleet.rollouts.book import RolloutBook
 from fleetplane.fleet.rollouts.gates import PROBE, GateQuestion, GateSources, Measured
 from fleetplane.fleet.rollouts.records import (
+    Period,
     Rollout,
     RolloutStatus,
+    VersionedSubject,
     policy_for,
     records_of,
     status_of,
 )
-from fleetplane.fleet.rollouts.subject import Period, VersionedSubject
+from fleetplane.fleet.rollouts.rules.orders import OrderedChange
+from fleetplane.fleet.rollouts.rules.passes import ACTOR, Decision, decide, matches
+from fleetplane.fleet.rollouts.rules.policy import Gate
+from fleetplane.fleet.rollouts.rules.states import (
+    ENDED,
+    GateMeasurement,
+    RolloutFacts,
+    RolloutPhase,
+    TargetRecord,
+    TargetState,
+)
 from fleetplane.kernel.access import covers
 from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import Conflict
 from fleetplane.kernel.reconcile import PassResult, Reason, Reconciler
 from fleetplane.kernel.resources import AnyKind
-from fleetplane.kernel.rollout.facts import GateMeasurement, RolloutFacts
-from fleetplane.kernel.rollout.orders import OrderedChange
-from fleetplane.kernel.rollout.passes import ACTOR, Decision, decide
-from fleetplane.kernel.rollout.policy import Gate
-from fleetplane.kernel.rollout.states import ENDED, RolloutPhase, TargetRecord, TargetState
 from fleetplane.kernel.store import Store, follow
 from fleetplane.kernel.values.times import NS
 
@@ -53,11 +59,6 @@ CONCURRENCY = 4
 PROBE_NS = 30 * NS
 """The least time between two probes of one gate: a soak is looked at every few seconds."""
 T = TargetState
-
-
-def matches(selector: str, labels: Mapping[str, str]) -> bool:
-    """Whether a wave's selector means a target with these labels."""
-    return selectors.parse(selector, field="waves").matches(labels)
 
 
 class RolloutDriver:

@@ -24,10 +24,10 @@ from fleetplane.fleet.rollouts.records import (
     records_of,
     status_of,
 )
+from fleetplane.fleet.rollouts.rules.passes import ACTOR
+from fleetplane.fleet.rollouts.rules.states import ENDED
 from fleetplane.kernel.errors import FailedPrecondition, InvalidArgument, NotFound
 from fleetplane.kernel.resources import Key
-from fleetplane.kernel.rollout.passes import ACTOR
-from fleetplane.kernel.rollout.states import ENDED
 from fleetplane.kernel.store import Draft, Store
 
 SLOTS = 8

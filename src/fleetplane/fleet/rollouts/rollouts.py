@@ -13,23 +13,30 @@ from fleetplane.fleet import selectors
 from fleetplane.fleet.freeze import Freezes
 from fleetplane.fleet.rollouts.book import TRIES, RolloutBook, check_is_last, no_check
 from fleetplane.fleet.rollouts.driver import LOOK_SECONDS, RolloutDriver, key_of
-from fleetplane.fleet.rollouts.gates import GateQuestion, GateSources
-from fleetplane.fleet.rollouts.planning import Planned, planned_waves, rehearsed
+from fleetplane.fleet.rollouts.gates import GateQuestion, GateSources, Planned, planned_waves, rehearsed
 from fleetplane.fleet.rollouts.records import (
     ROLLOUT,
     ROLLOUT_POLICY,
     ROLLOUT_TARGET,
+    HasObjects,
+    Period,
     PolicySpec,
+    Replaces,
     Rollout,
     RolloutPolicy,
     RolloutSpec,
     RolloutTarget,
+    VersionedSubject,
     policy_for,
     records_of,
     status_of,
     targets_scope,
 )
-from fleetplane.fleet.rollouts.subject import HasObjects, Period, Replaces, VersionedSubject
+from fleetplane.fleet.rollouts.rules import orders
+from fleetplane.fleet.rollouts.rules.orders import OrderedChange, RolloutOrder
+from fleetplane.fleet.rollouts.rules.passes import ACTOR
+from fleetplane.fleet.rollouts.rules.policy import LABEL, Policy
+from fleetplane.fleet.rollouts.rules.states import ENDED, TEXT_LIMIT, RolloutStanding, TargetRecord
 from fleetplane.kernel.access import covers, who
 from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.clock import Clock
@@ -42,11 +49,6 @@ from fleetplane.kernel.errors import (
 )
 from fleetplane.kernel.reconcile import Explanation, PassResult, Reason, Reconciler
 from fleetplane.kernel.resources import AnyKind
-from fleetplane.kernel.rollout import orders
-from fleetplane.kernel.rollout.orders import OrderedChange, RolloutOrder
-from fleetplane.kernel.rollout.passes import ACTOR
-from fleetplane.kernel.rollout.policy import LABEL, Policy
-from fleetplane.kernel.rollout.states import ENDED, TEXT_LIMIT, RolloutStanding, TargetRecord
 from fleetplane.kernel.store import Draft, Store, follow
 from fleetplane.kernel.values.ids import new_uuid
 from fleetplane.kernel.watch import Watch

@@ -1,4 +1,4 @@
-"""Rollouts and their policies as callers see them, over REST and over gRPC alike."""
+"""Rollouts and their policies as callers see them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from fleetplane.fleet.rollouts.planning import Planned
-from fleetplane.fleet.rollouts.records import Rollout, RolloutPolicy, RolloutTarget, status_of
+from fleetplane.fleet.rollouts.gates import Planned
+from fleetplane.fleet.rollouts.records import (
+    Rollout,
+    RolloutPolicy,
+    RolloutTarget,
+    VersionedSubject,
+    status_of,
+)
 from fleetplane.fleet.rollouts.rollouts import Rollouts
-from fleetplane.fleet.rollouts.subject import VersionedSubject
+from fleetplane.fleet.rollouts.rules.policy import Policy
+from fleetplane.fleet.rollouts.rules.states import ENDED
 from fleetplane.kernel.access import who
 from fleetplane.kernel.reconcile import Reason
-from fleetplane.kernel.rollout.policy import Policy
-from fleetplane.kernel.rollout.states import ENDED
 from fleetplane.kernel.values.times import spelled, spelled_or_null
 
 

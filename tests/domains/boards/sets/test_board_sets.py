@@ -53,10 +53,10 @@ from fleetplane.fleet.rollouts.records import (
     status_of,
 )
 from fleetplane.fleet.rollouts.rollouts import Rollouts
+from fleetplane.fleet.rollouts.rules.policy import OnHalt, Policy
+from fleetplane.fleet.rollouts.rules.states import RolloutPhase
 from fleetplane.gen.boards import boards_pb2 as pb
 from fleetplane.kernel.errors import InvalidArgument
-from fleetplane.kernel.rollout.policy import OnHalt, Policy
-from fleetplane.kernel.rollout.states import RolloutPhase
 from fleetplane.kernel.store import Draft
 
 SET = "sensors"

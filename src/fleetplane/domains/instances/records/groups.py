@@ -39,6 +39,7 @@ from fleetplane.domains.instances.rules.decide import GroupPolicy
 from fleetplane.domains.instances.rules.plans import Rolling
 from fleetplane.fleet.rollouts.holds import HoldReader, running
 from fleetplane.fleet.rollouts.holds import digest as digest_of
+from fleetplane.fleet.rollouts.rules import amounts
 from fleetplane.kernel.errors import (
     Conflict,
     FailedPrecondition,
@@ -50,7 +51,6 @@ from fleetplane.kernel.errors import (
 from fleetplane.kernel.identity.enrolment import digest
 from fleetplane.kernel.objects import Objects
 from fleetplane.kernel.resources import Nothing, Resource
-from fleetplane.kernel.rollout import amounts
 from fleetplane.kernel.stalls import StallDetector
 from fleetplane.kernel.store import Draft, Store, follow
 

@@ -9,22 +9,24 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from fleetplane.kernel.errors import FleetplaneError
-from fleetplane.kernel.rollout import amounts, orders
-from fleetplane.kernel.rollout.facts import GateMeasurement, RolloutFacts, TargetFact
-from fleetplane.kernel.rollout.orders import OrderedChange, RolloutOrder
-from fleetplane.kernel.rollout.passes import decide
-from fleetplane.kernel.rollout.policy import Gate, OnHalt, Policy
-from fleetplane.kernel.rollout.states import (
+from fleetplane.fleet.rollouts.rules import amounts, orders
+from fleetplane.fleet.rollouts.rules.orders import OrderedChange, RolloutOrder
+from fleetplane.fleet.rollouts.rules.passes import decide
+from fleetplane.fleet.rollouts.rules.policy import Gate, OnHalt, Policy
+from fleetplane.fleet.rollouts.rules.states import (
     ENDED,
     OUTCOMES,
     TARGET_TRANSITIONS,
     TRANSITIONS,
+    GateMeasurement,
+    RolloutFacts,
     RolloutPhase,
     RolloutStanding,
+    TargetFact,
     TargetRecord,
     TargetState,
 )
+from fleetplane.kernel.errors import FleetplaneError
 from fleetplane.kernel.values.times import NS
 
 OLD, NEW = "1", "2"

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from fleetplane.kernel.errors import FailedPrecondition, InvalidArgument, NotFound
-from fleetplane.kernel.rollout.policy import Policy
-from fleetplane.kernel.rollout.states import (
+from fleetplane.fleet.rollouts.rules.policy import Policy
+from fleetplane.fleet.rollouts.rules.states import (
     ENDED,
     FORWARD,
     Approval,
@@ -24,6 +23,7 @@ from fleetplane.kernel.rollout.states import (
     changed,
     counted,
 )
+from fleetplane.kernel.errors import FailedPrecondition, InvalidArgument, NotFound
 
 P, T = RolloutPhase, TargetState
 Targets = Mapping[str, TargetRecord]

@@ -12,9 +12,8 @@ from typing import Protocol
 
 import msgspec
 
-from fleetplane.domains.fleetwide.rollout_routes import ROLL_OUT
-from fleetplane.domains.fleetwide.servers import VIEW
 from fleetplane.fleet.resources import scopes
+from fleetplane.fleet.resources.common import VIEW
 from fleetplane.fleet.resources.declaration import (
     READING,
     Column,
@@ -28,10 +27,11 @@ from fleetplane.fleet.resources.declaration import (
 from fleetplane.fleet.resources.mirrors import Mirror
 from fleetplane.fleet.rollouts.records import ROLLOUT_POLICY, PolicySpec, RolloutPolicy
 from fleetplane.fleet.rollouts.rollouts import Rollouts
+from fleetplane.fleet.rollouts.routes import ROLL_OUT
+from fleetplane.fleet.rollouts.rules.policy import Policy
 from fleetplane.kernel.access import who
 from fleetplane.kernel.errors import FailedPrecondition, InvalidArgument
 from fleetplane.kernel.resources import AnyResource
-from fleetplane.kernel.rollout.policy import Policy
 from fleetplane.kernel.store import Draft
 
 _SCOPE = re.compile(r"[a-z]{1,32}/[^/\s]{1,128}(?:/[a-z]{1,32}/[^/\s]{1,128}){0,5}")

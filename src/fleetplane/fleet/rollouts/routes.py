@@ -8,13 +8,13 @@ from typing import Annotated
 
 import msgspec
 
-from fleetplane.domains.fleetwide.servers import VIEW
+from fleetplane.fleet.resources.common import VIEW
 from fleetplane.fleet.rollouts import views
 from fleetplane.fleet.rollouts.records import PolicySpec, Rollout
 from fleetplane.fleet.rollouts.rollouts import Rollouts, RolloutVerb, Start
+from fleetplane.fleet.rollouts.rules.policy import Policy
 from fleetplane.kernel.access import Permission, covers
 from fleetplane.kernel.errors import NotFound
-from fleetplane.kernel.rollout.policy import Policy
 from fleetplane.web.rest.gate import OperatorCaller, RoleGate
 from fleetplane.web.rest.routes import Answer, Call, Query, Route, RouteGroup
 

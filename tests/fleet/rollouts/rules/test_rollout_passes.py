@@ -7,21 +7,22 @@ from collections.abc import Callable, Mapping
 import msgspec
 import pytest
 
-from fleetplane.kernel.errors import FailedPrecondition, InvalidArgument
-from fleetplane.kernel.rollout import amounts, orders
-from fleetplane.kernel.rollout.facts import GateMeasurement, RolloutFacts, TargetFact, breach
-from fleetplane.kernel.rollout.orders import RolloutOrder
-from fleetplane.kernel.rollout.passes import Decision, decide
-from fleetplane.kernel.rollout.policy import Gate, OnHalt, Policy
-from fleetplane.kernel.rollout.states import (
+from fleetplane.fleet.rollouts.rules import amounts, orders
+from fleetplane.fleet.rollouts.rules.orders import RolloutOrder
+from fleetplane.fleet.rollouts.rules.passes import Decision, decide, preview
+from fleetplane.fleet.rollouts.rules.policy import Gate, OnHalt, Policy, Window
+from fleetplane.fleet.rollouts.rules.states import (
     OUTCOMES,
+    GateMeasurement,
+    RolloutFacts,
     RolloutPhase,
     RolloutStanding,
+    TargetFact,
     TargetRecord,
     TargetState,
+    breach,
 )
-from fleetplane.kernel.rollout.waves import preview
-from fleetplane.kernel.rollout.windows import Window
+from fleetplane.kernel.errors import FailedPrecondition, InvalidArgument
 from fleetplane.kernel.values.times import NS
 
 OLD, NEW = "1", "2"

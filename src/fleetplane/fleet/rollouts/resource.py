@@ -1,13 +1,17 @@
-"""Rollouts as objects of the resource API. Pure, but for what the actions call."""
+"""Rollouts in the resource API, their explanation, and their Prometheus metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fleetplane.domains.fleetwide.rollout_routes import ROLL_OUT, VERBS, OrderBody
-from fleetplane.domains.fleetwide.servers import VIEW
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from fleetplane.fleet.explain import from_pass, from_record, placed
 from fleetplane.fleet.resources import scopes
+from fleetplane.fleet.resources.common import VIEW
 from fleetplane.fleet.resources.declaration import (
     READING,
     ActionCall,
@@ -21,10 +25,82 @@ from fleetplane.fleet.resources.declaration import (
     ViewReader,
 )
 from fleetplane.fleet.rollouts.records import ROLLOUT, Rollout, status_of
-from fleetplane.fleet.rollouts.rollouts import RolloutVerb
+from fleetplane.fleet.rollouts.rollouts import Rollouts, RolloutVerb
+from fleetplane.fleet.rollouts.routes import ROLL_OUT, VERBS, OrderBody
+from fleetplane.fleet.rollouts.rules.states import ENDED, OUTCOMES, RolloutPhase
 from fleetplane.kernel.access import who
+from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.errors import NotFound
+from fleetplane.kernel.reconcile.explanation import Finding, Reason
 from fleetplane.kernel.resources import AnyResource
 from fleetplane.kernel.values.times import spelled, spelled_or_null
+
+PREFIX = "fleetplane_rollout"
+
+
+class RolloutCollector(Collector):
+    def __init__(self, rollouts: Rollouts) -> None:
+        self._rollouts = rollouts
+
+    def collect(self) -> Iterator[Metric]:
+        found = Counter(status_of(one).phase for one in self._rollouts.book.unfinished())
+        gauge = GaugeMetricFamily(
+            f"{PREFIX}s_open", "Rollouts that have not ended, by phase", labels=["phase"]
+        )
+        for phase in RolloutPhase:
+            if phase not in ENDED:
+                gauge.add_metric([phase], found[phase])
+        yield gauge
+        outcomes = CounterMetricFamily(
+            f"{PREFIX}_targets", "Targets of rollouts that ended, by outcome", labels=["outcome"]
+        )
+        for outcome in OUTCOMES:
+            outcomes.add_metric([outcome], self._rollouts.driver.outcomes[outcome])
+        yield outcomes
+        halts = CounterMetricFamily(f"{PREFIX}_halts", "Halts of rollouts, by their cause", labels=["cause"])
+        for cause, number in sorted(self._rollouts.driver.halts.items()):
+            halts.add_metric([cause], number)
+        yield halts
+
+
+TARGETS_LIMIT = 10
+"""Targets that are named with what is wrong with them."""
+UNSETTLED = ENDED - {RolloutPhase.DONE}
+
+
+class RolloutExplainer:
+    def __init__(self, rollouts: Rollouts, clock: Clock) -> None:
+        self._rollouts = rollouts
+        self._clock = clock
+
+    def locate(self, within: str, name: str) -> str:
+        try:
+            found = self._rollouts.book.get(name, (within,))
+        except NotFound:
+            return placed("rollout", name, None, within)
+        return found.scope
+
+    def explain(self, scope: str, name: str) -> Sequence[Finding]:
+        rollout = self._rollouts.book.get(name, (scope,))
+        status = status_of(rollout)
+        reasons = list(status.halt)
+        if status.history and (status.phase in UNSETTLED or status.phase is RolloutPhase.PAUSED):
+            last = status.history[-1]
+            said = f": {last.reason}" if last.reason else ""
+            message = f"it is {status.phase.value}, by {last.actor}{said}"
+            reasons.append(Reason(code=status.phase.value.upper(), message=message))
+        failing = [
+            (one.spec.title or one.name, one.status.error)
+            for one in self._rollouts.targets(rollout)
+            if one.status is not None and one.status.error
+        ]
+        for title, error in sorted(failing)[:TARGETS_LIMIT]:
+            reasons.append(Reason(code="TARGET", message=f"{title}: {error}", subject=f"target/{title}"))
+        if len(failing) > TARGETS_LIMIT:
+            more = f"{len(failing) - TARGETS_LIMIT} more targets have errors"
+            reasons.append(Reason(code="TARGETS", message=more))
+        found = None if status.phase in ENDED else self._rollouts.explain(rollout)
+        return (*from_pass("rollouts", found), *from_record(self._clock, rollout.name, reasons))
 
 
 class RolloutSpecShape(ResourceShape, frozen=True):

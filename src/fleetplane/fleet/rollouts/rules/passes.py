@@ -1,39 +1,155 @@
-"""One pass over a rollout: from what is recorded, the facts and the time, what should happen. Pure.
+"""One pass over a rollout: from its records, the facts and the time to a decision. Pure.
 
-A pass first writes down what the facts say of each target, whatever the phase, and then acts if the phase
-lets it. Nothing is asked of a target unless its record says so first: whoever carries the pass out makes
-the records durable and then brings every target to what its record wants, which can be repeated.
+A pass first records what the facts say of each target, in every phase, and then acts if the phase allows it:
+it starts waves, or halts, rolls back and aborts. Nothing is asked of a target unless its record says so
+first: the driver makes the records durable and then steers every target to what its record says, which can
+be repeated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from fleetplane.kernel.rollout import amounts
-from fleetplane.kernel.rollout.facts import RolloutFacts, Select, TargetFact, breach, has_data
-from fleetplane.kernel.rollout.pass_state import Decision, last_reason, with_fields
-from fleetplane.kernel.rollout.policy import Policy
-from fleetplane.kernel.rollout.retreating import Retreating
-from fleetplane.kernel.rollout.states import (
+from fleetplane.fleet import selectors
+from fleetplane.fleet.rollouts.rules import amounts
+from fleetplane.fleet.rollouts.rules.pass_state import (
+    Decision,
+    OutcomeObserving,
+    P,
+    T,
+    example,
+    last_reason,
+    with_fields,
+)
+from fleetplane.fleet.rollouts.rules.policy import LABEL, REST, OnHalt, Policy, opens_at_ns
+from fleetplane.fleet.rollouts.rules.states import (
     ACTOR,
     ENDED,
-    RolloutPhase,
+    RolloutFacts,
     RolloutStanding,
+    Select,
+    TargetFact,
     TargetRecord,
-    TargetState,
+    breach,
     changed,
+    has_data,
 )
-from fleetplane.kernel.rollout.waves import members
-from fleetplane.kernel.rollout.windows import opens_at_ns
 from fleetplane.kernel.values.times import NS, spelled
+
+
+class Retreating(OutcomeObserving):
+    """The part of a pass over a rollout that goes forward no more."""
+
+    __slots__ = ()
+
+    def halted(self) -> None:
+        for reason in self.status.halt:
+            self.wait(reason.code, reason.message)
+        if self.policy.on_halt is OnHalt.WAIT or self.status.resume_to is P.ROLLING_BACK:
+            self.wait("HALTED", "waits for a person: resume, retry, skip, undo or abort")
+            return
+        if left := self.in_flight():
+            self.wait("HALTED", f"{left} targets in flight end before the roll back begins")
+            return
+        self.reasons.clear()
+        self.enter(P.ROLLING_BACK, "; ".join(reason.message for reason in self.status.halt))
+        self.roll_back()
+
+    def in_flight(self) -> int:
+        asked = (T.MOVING, T.RETURNING)
+        return sum(one.state in asked and self.online(name) for name, one in self.targets.items())
+
+    def roll_back(self) -> None:
+        """Ask back what has moved, the newest wave first, also what is not connected."""
+        going = [one for one in self.targets.values() if one.moved]
+        stuck = [one for one in going if one.stuck and not one.forgiven]
+        limit = self.policy.roll_back_max_failures
+        if amounts.exceeds(len(stuck), limit, len(going)):
+            message = f"{len(stuck)} of {len(going)} targets could not go back, {limit} may{example(stuck)}"
+            self.halt("ROLL_BACK_FAILURES", message)
+            self.halted()
+            return
+        under_way = sum(one.state is T.RETURNING for one in going)
+        room = amounts.room(self.policy.roll_back_in_flight, len(going)) - under_way
+        waiting = [name for name in self.order() if self._goes_back(name)]
+        for name in sorted(waiting, key=lambda name: -self.targets[name].wave)[: max(0, room)]:
+            online = self.online(name)
+            self.targets[name] = changed(
+                self.targets[name],
+                T.RETURNING,
+                asked_at_ns=self.now_ns,
+                reachable_since_ns=self.now_ns if online else 0,
+            )
+            self.returned.append(name)
+        left = sum(self.is_in(name, T.RETURNING) or self._goes_back(name) for name in self.targets)
+        if left:
+            self.look_at_ns(self.now_ns + round(self.policy.confirm_seconds * NS))
+            self.wait("ROLLING_BACK", f"{left} targets have not gone back yet")
+        else:
+            self.finish(P.ROLLED_BACK, "every target that had moved went back, or has its outcome")
+
+    def _goes_back(self, name: str) -> bool:
+        record = self.targets[name]
+        if not record.moved or record.stuck or name not in self.facts.targets:
+            return False
+        return record.state in (T.MOVING, T.CONFIRMED, T.FAILED, T.NOT_DELIVERED, T.SKIPPED)
+
+    def abort(self) -> None:
+        if left := self.in_flight():
+            self.wait("ABORTING", f"{left} targets in flight end first")
+            return
+        for name, record in self.targets.items():
+            if record.state in (T.MOVING, T.RETURNING):
+                stuck = record.state is T.RETURNING
+                self.targets[name] = changed(record, T.NOT_DELIVERED, error="not connected", stuck=stuck)
+        self.finish(P.ABORTED, last_reason(self.status))
+
+
+def matches(selector: str, labels: Mapping[str, str]) -> bool:
+    """Whether a wave's selector means a target with these labels."""
+    return selectors.parse(selector, field="waves").matches(labels)
+
+
+def members(
+    wave: str,
+    unassigned: Iterable[str],
+    labels: Mapping[str, Mapping[str, str]],
+    *,
+    total: int,
+    select: Select,
+) -> list[str]:
+    """The targets of a wave out of those that no earlier wave has, in their order.
+
+    `total` is the number of all targets, of which percentages are taken.
+    """
+    if wave == REST:
+        return list(unassigned)
+    if wave.startswith(LABEL):
+        selector = wave.removeprefix(LABEL).strip()
+        return [name for name in unassigned if select(selector, labels.get(name, {}))]
+    return list(unassigned)[: amounts.room(wave, total)]
+
+
+def preview(
+    waves: Iterable[str], targets: Mapping[str, Mapping[str, str]], *, select: Select
+) -> list[list[str]]:
+    """The waves as they would be if all started now, from each target's labels."""
+    left = list(targets)
+    found = []
+    for wave in waves:
+        chosen = members(wave, left, targets, total=len(targets), select=select)
+        found.append(chosen)
+        taken = set(chosen)
+        left = [name for name in left if name not in taken]
+    return found
+
 
 __all__ = ["ACTOR", "Decision", "decide"]
 
 GATE_SECONDS = 5.0
 """How often gates are measured while a wave soaks."""
-P, T = RolloutPhase, TargetState
 
 
 def decide(

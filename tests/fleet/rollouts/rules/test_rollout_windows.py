@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 
 import pytest
 
+from fleetplane.fleet.rollouts.rules.policy import Window, opens_at_ns
 from fleetplane.kernel.errors import InvalidArgument
-from fleetplane.kernel.rollout.windows import Window, opens_at_ns
 from fleetplane.kernel.values.times import NS, spelled
 
 

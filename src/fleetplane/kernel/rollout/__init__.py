@@ -1,1 +1,0 @@
-"""Rollouts: moving targets from one version of something to another, in waves. Pure."""
