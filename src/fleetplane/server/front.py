@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from fleetplane import __version__
 from fleetplane.domains.blueprint import Blueprint, Domain, Kernel
+from fleetplane.kernel.access import Principal
 from fleetplane.kernel.errors import SettingsError
 from fleetplane.kernel.stalls import Watchdog
 from fleetplane.rpc import Listener, ListenerSpec, open_listener
@@ -23,17 +24,19 @@ from fleetplane.rpc.introspection import HealthBoard
 from fleetplane.rpc.listening.descriptors import connections_of
 from fleetplane.rpc.listening.warden import Warden, WardenCollector
 from fleetplane.server import endpoints
-from fleetplane.server.grpc_apps import LOCAL_PRINCIPAL, compose, cut_off
+from fleetplane.server.grpc_apps import compose, cut_off
 from fleetplane.server.presenting import Presenting
 from fleetplane.server.read_gate import ReadGate
 from fleetplane.settings import Settings
 from fleetplane.web.metrics_page import MetricsPage
 from fleetplane.web.ops import OpsApp
-from fleetplane.web.owner_socket import SESSION_SECONDS, OwnerSocket
+from fleetplane.web.owner_socket import OwnerSocket
 
 log = structlog.get_logger(__name__)
 
 WEB = "web"
+OWNER = "operator/local"
+"""The name of the owner's principal at REST routes, in audit entries and revocations."""
 
 
 class Front:
@@ -70,7 +73,7 @@ class Front:
         self._owner = OwnerSocket(
             self.apps[endpoints.ADMIN],
             self.ops,
-            lambda: kernel.operators.session(LOCAL_PRINCIPAL.name, roles=roles, life_seconds=SESSION_SECONDS),
+            token=kernel.operators.in_process(Principal(name=OWNER, roles=frozenset(roles))),
         )
         self.presenting = Presenting(kernel.authority, self._specs, self.apps.values(), kernel.clock)
         self.listeners: list[Listener] = []

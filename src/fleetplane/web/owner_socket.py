@@ -1,7 +1,7 @@
 """The owner's socket: gRPC for what it always had, and everything of the web listener beside it.
 
-Reaching the socket is the credential. A request that is not gRPC is passed on to the web listener's front
-door with a short session of the owner's; whatever credential it brought is dropped.
+Reaching the socket is the credential. A request that is not gRPC goes to the web listener's application with
+a token of the owner's principal, kept in this process; a credential in the request is dropped.
 """
 
 from __future__ import annotations
@@ -12,20 +12,16 @@ from typing import Any
 from fleetplane.web.ops import OpsApp, Receive, Scope, Send
 
 GRPC = b"application/grpc"
-SESSION_SECONDS = 3600.0
-"""Of the session that stands for the owner. A watch that is older ends; its client goes on with another."""
 CREDENTIALS = frozenset({b"authorization", b"cookie"})
 
 
 class OwnerSocket:
     """Passes gRPC to one application and the rest, as the owner, to another."""
 
-    def __init__(
-        self, grpc: Callable[[Any, Any, Any], Awaitable[None]], web: OpsApp, session: Callable[[], str]
-    ) -> None:
+    def __init__(self, grpc: Callable[[Any, Any, Any], Awaitable[None]], web: OpsApp, *, token: str) -> None:
         self._grpc = grpc
         self._web = web
-        self._session = session
+        self._credential = b"Bearer " + token.encode()
         self._grpc_name: Callable[[Scope], str] = getattr(grpc, "handler_name", lambda _scope: "")
 
     def __repr__(self) -> str:
@@ -38,7 +34,7 @@ class OwnerSocket:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] in ("http", "websocket") and not _is_grpc(scope):
             headers = [(name, value) for name, value in scope["headers"] if name not in CREDENTIALS]
-            headers.append((b"authorization", b"Bearer " + self._session().encode()))
+            headers.append((b"authorization", self._credential))
             await self._web({**scope, "headers": headers}, receive, send)
             return
         await self._grpc(scope, receive, send)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fleetplane.kernel.access import Role
+from fleetplane.kernel.access import Principal, Role
 from fleetplane.kernel.errors import InvalidArgument, Unauthenticated
 from fleetplane.kernel.identity import MasterKey
 from fleetplane.kernel.identity.operators import Operators
@@ -109,3 +109,18 @@ async def test_a_revoked_principal_is_refused_with_every_kind_of_token(
             operators.of_header(f"Bearer {token}")
         await revocations.lift(principal=principal, actor="local")
         assert operators.of_header(f"Bearer {token}").name == principal
+
+
+async def test_a_token_of_the_process_is_its_principal_until_it_is_revoked_and_means_nothing_elsewhere(
+    operators: Operators, store: Store, clock: VirtualClock
+) -> None:
+    principal = Principal(name="operator/local", roles=frozenset({ROLE}))
+    token = operators.in_process(principal)
+    await clock.advance(24 * 3600)
+    assert operators.of_header(f"Bearer {token}") == principal
+    restarted = await Operators.load(store, MasterKey(bytes(32), clock), clock)
+    with pytest.raises(Unauthenticated):
+        restarted.authenticate(token)
+    await Revocations(store, clock).revoke(principal=principal.name, reason="left", actor="local")
+    with pytest.raises(Unauthenticated, match="was revoked: left"):
+        operators.authenticate(token)

@@ -8,6 +8,7 @@ principal with roles and a scope; what these allow is the access table's busines
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable
 
 from fleetplane.kernel.access import EVERYWHERE, Principal, Role
@@ -35,6 +36,7 @@ class Operators:
         self._revocations = Revocations(store, clock)
         self.tokens = OneTimeTokens(store, master, clock)
         self._sessions: SigningKeys | None = None
+        self._in_process: dict[str, Principal] = {}
 
     def __repr__(self) -> str:
         return f"<Operators tokens={len(self.tokens)}>"
@@ -70,6 +72,12 @@ class Operators:
         }
         return self._sessions.sign(claims, life_seconds=life_seconds)
 
+    def in_process(self, principal: Principal) -> str:
+        """A token for this principal that this process alone accepts, until it ends."""
+        token = f"process_{secrets.token_urlsafe(32)}"
+        self._in_process[token] = principal
+        return token
+
     def authenticate(self, bearer: str) -> Principal:
         """The principal of a token, unless it was revoked; raises `Unauthenticated`."""
         principal = self._principal(bearer)
@@ -77,6 +85,8 @@ class Operators:
         return principal
 
     def _principal(self, bearer: str) -> Principal:
+        if (known := self._in_process.get(bearer)) is not None:
+            return known
         if bearer.count(".") == 2 and self._sessions is not None:  # only signed tokens have dots
             claims = self._sessions.verify(bearer, audience=AUDIENCE)
             found = _of_session(claims)
