@@ -52,7 +52,7 @@ def test_every_domain_has_a_section_and_the_rooms_that_every_domain_has(domain: 
     heading = {"gpus": "GPUs"}.get(domain, domain.capitalize())
     assert f"\n## {heading}\n" in PAGE
     folder = SOURCE / "domains" / domain
-    assert all((folder / f"{name}.py").exists() for name in ("domain", "settings", "server", "build"))
+    assert all((folder / f"{name}.py").exists() for name in ("domain", "settings", "server"))
     assert all((folder / name).is_dir() for name in ("grpc", "cli", "agent"))
     assert (folder / "agent" / "root.py").exists()
 

@@ -55,9 +55,9 @@ SERVES = {"boards": ("fleetplane.rpc", "h2corn", "prometheus_client")}
 BOARD_HARDWARE = (
     "fleetplane.domains.boards.agent.buses.buses",
     "fleetplane.domains.boards.agent.buses.ports",
-    "fleetplane.domains.boards.agent.buses.simulated",
+    "fleetplane.domains.boards.agent.buses.ports",
     "fleetplane.domains.boards.agent.gpio.gpiod_chip",
-    "fleetplane.domains.boards.agent.gpio.simulated",
+    "fleetplane.domains.boards.agent.gpio.drivers",
     "fleetplane.domains.boards.agent.gpio.sysfs_pwm",
     "fleetplane.domains.boards.agent.metrics.board",
     "fleetplane.domains.boards.agent.metrics.sampler",

@@ -85,7 +85,7 @@ async def test_health_has_the_original_words_and_real_figures(client: OriginalCl
 
 
 async def test_a_node_without_pins_says_so_and_still_serves(tmp_path: Path) -> None:
-    from fleetplane.domains.boards.agent.gpio.simulated import SimulatedBoard
+    from fleetplane.domains.boards.agent.gpio.drivers import SimulatedBoard
 
     copper = SimulatedBoard()
     copper.unplug()

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import grpc
 import pytest
 
-from fleetplane.domains.boards.agent.trust import RefusedByServer
+from fleetplane.domains.boards.agent.registration import RefusedByServer
 from fleetplane.domains.proxies.agent.agent import (
     CONTENTION_FAILURES,
     DOUBT_FAILURES,

@@ -8,7 +8,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from fleetplane.domains.boards.agent import trust as boards
+from fleetplane.domains.boards.agent import registration as boards
 from fleetplane.domains.edge.agent import endpoint as edge
 from fleetplane.domains.gpus.agent import device_api as gpus
 from fleetplane.domains.instances.agent import transport as instances

@@ -21,10 +21,9 @@ from websockets.typing import Subprotocol
 
 from fleetplane.domains.boards.inventory.boards import status_of
 from fleetplane.domains.boards.kinds import BOARD, SCOPE, BoardState, ClusterSpec
-from fleetplane.domains.boards.live import feed as event_feed
-from fleetplane.domains.boards.live.app import SOCKETS_PER_CALLER
+from fleetplane.domains.boards.live import socket as event_feed
 from fleetplane.domains.boards.live.events import SentStates
-from fleetplane.domains.boards.live.socket import EventsSocket
+from fleetplane.domains.boards.live.socket import SOCKETS_PER_CALLER, EventsSocket
 from fleetplane.domains.boards.pins.kinds import Direction, GpioSpec
 from fleetplane.domains.boards.rules import BoardFacts
 from fleetplane.kernel.events import Event, EventType

@@ -13,8 +13,8 @@ import msgspec
 import pytest
 from support.kernel.leaving import leave_while_written
 
-from fleetplane.domains.boards import logins as board_logins
 from fleetplane.domains.boards import server as boards
+from fleetplane.domains.boards.rest import users as board_logins
 from fleetplane.domains.boards.users import People, PersonSpec
 from fleetplane.domains.proxies import server as proxies
 from fleetplane.domains.proxies.access import Access

@@ -12,10 +12,10 @@ import pytest
 from argon2 import PasswordHasher
 from structlog.testing import capture_logs
 
-from fleetplane.domains.boards import logins as board_logins
 from fleetplane.domains.boards import server as boards
-from fleetplane.domains.boards.inventory.places import BoardPlaces
+from fleetplane.domains.boards.inventory.clusters import BoardPlaces
 from fleetplane.domains.boards.kinds import SCOPE as BOARDS
+from fleetplane.domains.boards.rest import users as board_logins
 from fleetplane.domains.boards.users import PERSON, PERSON_RULES, People, PersonSpec
 from fleetplane.domains.operators import BLUEPRINT as OPERATORS
 from fleetplane.domains.proxies import server as proxies

@@ -19,7 +19,7 @@ from support.boards.board_node_rig import NodeRig, node_rig
 from support.boards.boards_rig import BOSS, BoardKey, BoardsRig, boards_rig, until
 from support.boards.node_calls import CODE, HIGH, failing, gpio
 
-from fleetplane.domains.boards.agent.grpc.revoked_callers import RevokedCallers
+from fleetplane.domains.boards.agent.grpc.access import RevokedCallers
 from fleetplane.domains.boards.agent.membership import BoardIdentityFolder
 from fleetplane.domains.boards.core import BoardOptions
 from fleetplane.gen.boards import boards_pb2 as pb

@@ -16,8 +16,8 @@ from support.boards.boards_rig import DEADLINE_SECONDS, BoardKey, BoardsRig, unt
 from fleetplane.domains.boards.agent import config as node_config
 from fleetplane.domains.boards.agent.assembly import BoardAgentParts, introduced_now, run_node
 from fleetplane.domains.boards.agent.config import BoardAgentConfig
+from fleetplane.domains.boards.agent.gpio.drivers import SimulatedBoard
 from fleetplane.domains.boards.agent.gpio.hardware_thread import HardwareThread
-from fleetplane.domains.boards.agent.gpio.simulated import SimulatedBoard
 from fleetplane.domains.boards.agent.grpc.listeners import Ports
 from fleetplane.domains.boards.agent.logs.ring import LogRing
 from fleetplane.domains.boards.agent.membership import BoardIdentityFolder, Membership

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 from support.shared.free_ports import free_port
 
-from fleetplane.domains.boards.agent import trust as link
+from fleetplane.domains.boards.agent import registration as link
 
 
 class Relay:

@@ -7,8 +7,8 @@ import os
 from collections.abc import Sequence
 from types import ModuleType
 
-from fleetplane.domains.boards.agent.buses.simulated import SimulatedI2c, SimulatedSpi
-from fleetplane.domains.boards.agent.gpio.errors import HardwareFault
+from fleetplane.domains.boards.agent.buses.ports import SimulatedI2c, SimulatedSpi
+from fleetplane.domains.boards.agent.gpio.chip import HardwareFault
 
 
 class SpiDevDouble:

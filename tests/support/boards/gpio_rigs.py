@@ -18,8 +18,8 @@ from gpiod.line import Direction as KernelDirection
 from gpiod.line_settings import _line_settings_to_ext
 
 from fleetplane.domains.boards.agent.gpio.chip import Chip, LineDirection, LinePull
+from fleetplane.domains.boards.agent.gpio.drivers import SimulatedBoard, Wire
 from fleetplane.domains.boards.agent.gpio.gpiod_chip import Config, KernelRequest, open_header_chip
-from fleetplane.domains.boards.agent.gpio.simulated import SimulatedBoard, Wire
 
 LINES = 28
 

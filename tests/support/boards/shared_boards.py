@@ -16,7 +16,7 @@ from fleetplane.domains.boards.access import OPERATOR
 from fleetplane.domains.boards.agent.gpio.chip import LineDirection as AgentDirection
 from fleetplane.domains.boards.agent.pins import rules as agent_rules
 from fleetplane.domains.boards.agent.pins.rules import PinCaller
-from fleetplane.domains.boards.agent.wire import pins as agent_wire
+from fleetplane.domains.boards.agent.wire import messages as agent_wire
 from fleetplane.domains.boards.calls.channels import CALL_SECONDS, FENCE_FIELD, CallOrigin
 from fleetplane.domains.boards.calls.errors import BoardSilent, BoardUnreachable
 from fleetplane.domains.boards.fences import Fence

@@ -20,9 +20,9 @@ from pathlib import Path
 import asyncssh
 from support.shared.free_ports import free_port
 
-from fleetplane.domains.boards.provisioning.credentials import SshCredential
 from fleetplane.domains.boards.provisioning.policy import PATHS, Installer, ProvisioningPolicy
 from fleetplane.domains.boards.provisioning.preflight import BoardPaths
+from fleetplane.domains.boards.provisioning.secrets import SshCredential
 
 SSHD = "/usr/sbin/sshd"
 TOKEN = "K10abc::server:very-secret"

@@ -10,16 +10,13 @@ from fleetplane import __version__
 from fleetplane.domains.blueprint import Kernel
 from fleetplane.domains.boards.ca.issued import IssuedCertificates
 from fleetplane.domains.boards.ca.rules import DOMAINS
-from fleetplane.domains.boards.grpc.callers import Callers
-from fleetplane.domains.boards.grpc.nodes import NodeView
+from fleetplane.domains.boards.grpc.nodes import Callers, NodeView
 from fleetplane.domains.boards.inventory.boards import Boards, status_of
 from fleetplane.domains.boards.inventory.clusters import Clusters
-from fleetplane.domains.boards.inventory.last_seen import BoardPresence
+from fleetplane.domains.boards.inventory.last_seen import BoardPresence, ServiceReports
 from fleetplane.domains.boards.inventory.liveness import BoardController, BoardPolicy
-from fleetplane.domains.boards.inventory.service_reports import ServiceReports
-from fleetplane.domains.boards.joining.approvals import Approvals
 from fleetplane.domains.boards.joining.enrolment import CERTIFICATE_DAYS, BoardEnrolment
-from fleetplane.domains.boards.joining.join_tokens import JoinTokens
+from fleetplane.domains.boards.joining.join_tokens import Approvals, JoinTokens
 from fleetplane.domains.boards.kinds import number_of
 from fleetplane.domains.boards.pins.devices import Devices, guard_boards
 from fleetplane.domains.boards.provisioning.policy import ProvisioningPolicy

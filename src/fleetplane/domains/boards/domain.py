@@ -10,7 +10,7 @@ DOMAIN = Declaration(
     order=40,
     settings="fleetplane.domains.boards.settings:BoardSettings",
     server="fleetplane.domains.boards.server:BLUEPRINT",
-    build="fleetplane.domains.boards.build:build",
+    build="fleetplane.domains.boards.server:build",
     listeners=(
         Listener(
             name="boards",
@@ -33,7 +33,7 @@ DOMAIN = Declaration(
     runners=(
         Runner(
             kinds=("boards", "board", "b"),
-            target="fleetplane.domains.boards.cli.runs:run_fleet",
+            target="fleetplane.domains.boards.cli.commands:run_fleet",
         ),
     ),
     agents=(

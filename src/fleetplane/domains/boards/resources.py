@@ -25,7 +25,7 @@ from fleetplane.domains.boards.kinds import (
     ClusterStatus,
     board_scope,
 )
-from fleetplane.domains.boards.logs import observed as telemetry
+from fleetplane.domains.boards.logs import relay as telemetry
 from fleetplane.domains.boards.pins.kinds import (
     GPIO_DEVICE,
     Device,

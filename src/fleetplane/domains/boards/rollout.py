@@ -1,30 +1,69 @@
-"""Rollouts of sets of boards: programs, pins and packages, to the boards that a set selects.
+"""Rollouts of sets of boards, and the audience of releases of the boards' agent.
 
 A board has confirmed a version when it reports it as in place: every package of it is installed, every
-program was up for some seconds and every pin was driven. Boards whose agents do not keep programs running
-take no part.
+program was up for some seconds and every pin was driven. Boards whose agents do not supervise programs take
+no part. A board asks for releases of its agent with its certificate.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
-from fleetplane.domains.boards.access import OPERATOR
+from fleetplane.domains.boards.access import LISTENER, OPERATOR, REPORT
 from fleetplane.domains.boards.calls.channels import CallOrigin
 from fleetplane.domains.boards.commands.courier import BoardCommander, BoardOutcome
 from fleetplane.domains.boards.commands.encoding import BoardProgram
 from fleetplane.domains.boards.inventory.boards import status_of
+from fleetplane.domains.boards.joining.credentials import board_of
 from fleetplane.domains.boards.kinds import BOARD, SCOPE, Board, BoardSilence, BoardState
 from fleetplane.domains.boards.sets import rules
 from fleetplane.domains.boards.sets.delivery import BoardSets, content_of
-from fleetplane.domains.boards.sets.kinds import BOARD_APPLIED, BOARD_SET, SETS, SUBJECT, set_scope
+from fleetplane.domains.boards.sets.rules import BOARD_APPLIED, BOARD_SET, SETS, SUBJECT, set_scope
+from fleetplane.fleet.releases.agents_service import ReleaseAudience
+from fleetplane.fleet.releases.check_in import AgentCard
 from fleetplane.fleet.rollouts.holds import HeldVersions
 from fleetplane.fleet.rollouts.records import Period
 from fleetplane.fleet.rollouts.rules.passes import ACTOR
 from fleetplane.fleet.rollouts.rules.states import TargetFact
-from fleetplane.kernel.errors import NotFound
+from fleetplane.kernel.errors import NotFound, PermissionDenied
 from fleetplane.kernel.resources import AnyKind
 from fleetplane.kernel.store import Store
+from fleetplane.rpc import Authentication, CallContext, Needs
+
+
+class BoardRegister:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def recognise(self, context: CallContext, name: str) -> str:  # noqa: ARG002  # its certificate says it
+        """The board whose certificate it is; others who may report are no agents."""
+        number = board_of(context.principal)
+        if number is None:
+            raise PermissionDenied("releases are for the agents of boards")
+        return str(number)
+
+    def card(self, agent: str) -> AgentCard | None:
+        """A board by its number."""
+        board = self._store.get(BOARD, SCOPE, agent)
+        if board is None:
+            return None
+        own = {"role": str(board.spec.role), "architecture": board.spec.architecture}
+        return AgentCard(title=board.spec.name, labels={**own, **board.labels})
+
+
+def _register(_domain: Any, store: Store) -> BoardRegister:
+    return BoardRegister(store)
+
+
+AUDIENCE = ReleaseAudience(
+    listener=LISTENER,
+    authentication=Authentication.CERTIFICATE,
+    permission=REPORT,
+    register=_register,
+    needs=Needs.WRITES,
+)
+
 
 HEALTHY = "healthy"
 

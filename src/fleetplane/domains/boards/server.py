@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from prometheus_client.registry import Collector
 
-from fleetplane.domains.blueprint import Blueprint, Kernel, Service
+from fleetplane.domains.blueprint import Blueprint, Domain, Kernel, ServerContext, Service
 from fleetplane.domains.boards import access
 from fleetplane.domains.boards.access import CONTROL_PLANE, LISTENER, PI_CONTROLLER, PLAIN_LISTENER
 from fleetplane.domains.boards.calls import assembly as node_side
@@ -14,27 +14,26 @@ from fleetplane.domains.boards.calls.assembly import NodeSide
 from fleetplane.domains.boards.core import BoardCore, BoardOptions
 from fleetplane.domains.boards.desired import WRITERS
 from fleetplane.domains.boards.explain import BoardExplainer, BoardReaders, PinExplainer
-from fleetplane.domains.boards.grpc.clusters import ClusterMethods
 from fleetplane.domains.boards.grpc.control_plane import ControlService
-from fleetplane.domains.boards.grpc.nodes import NodeMethods
-from fleetplane.domains.boards.grpc.pi_controller import PiControllerService
+from fleetplane.domains.boards.grpc.nodes import ClusterMethods, NodeMethods
+from fleetplane.domains.boards.grpc.pins import PiControllerService
 from fleetplane.domains.boards.grpc.system import SystemMethods
 from fleetplane.domains.boards.inventory.sync import Synchronisation
 from fleetplane.domains.boards.joining.credentials import Doorkeeper, plain
 from fleetplane.domains.boards.kinds import KINDS
-from fleetplane.domains.boards.metrics.original_metrics import OriginalMetrics
-from fleetplane.domains.boards.metrics.writer import BoardRecords
+from fleetplane.domains.boards.metrics.history import BoardRecords, OriginalMetrics
 from fleetplane.domains.boards.ports import DiscardMeasurements, MetricsIntake, Provisioner
 from fleetplane.domains.boards.provisioning import assembly as provisioning_side
+from fleetplane.domains.boards.provisioning import policy
 from fleetplane.domains.boards.provisioning.assembly import ProvisioningSide
 from fleetplane.domains.boards.provisioning.preflight import BoardPaths
-from fleetplane.domains.boards.releases import AUDIENCE
 from fleetplane.domains.boards.resources import RESOURCES
 from fleetplane.domains.boards.rest import assembly as rest_side
 from fleetplane.domains.boards.rest.assembly import BoardRest
-from fleetplane.domains.boards.rollout import BoardPrograms
-from fleetplane.domains.boards.sets.kinds import KINDS as SET_KINDS
+from fleetplane.domains.boards.rollout import AUDIENCE, BoardPrograms
 from fleetplane.domains.boards.sets.resources import BOARD_SETS, SET_WRITERS
+from fleetplane.domains.boards.sets.rules import KINDS as SET_KINDS
+from fleetplane.domains.boards.settings import BoardSettings, PlainBoardsSettings
 from fleetplane.fleet.explain import ExplainedKind, Explainer
 from fleetplane.fleet.freeze import Freezable
 from fleetplane.fleet.people.account_kind import ACCOUNT
@@ -239,3 +238,25 @@ class BoardDomain:
     def drain(self) -> None:
         self.rest.drain()
         self.core.sessions.close_all(STOPPING)
+
+
+async def build(wanted: BoardSettings, context: ServerContext, kernel: Kernel) -> Domain:
+    options = BoardOptions(
+        heartbeat_seconds=wanted.heartbeat_seconds,
+        certificate_days=wanted.certificate_days,
+        agent_port=wanted.agent_port,
+        plain=bool(context.listener("boards-plain", PlainBoardsSettings).addresses),
+        plain_boards=wanted.plain_boards,
+        server_names=wanted.server_names,
+        controller_id=wanted.controller_id,
+        unprotected_pins=frozenset(wanted.unprotected_pins),
+        certificate_domains=wanted.certificate_domains,
+        requests_per_minute=wanted.requests_per_minute,
+        provisioning=policy.from_settings(
+            installers=wanted.k3s_installers,
+            paths=wanted.k3s_paths,
+            servers=wanted.k3s_servers,
+            arguments=wanted.k3s_arguments,
+        ),
+    )
+    return BoardDomain(kernel, options)

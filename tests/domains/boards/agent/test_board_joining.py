@@ -14,9 +14,9 @@ from support.boards.board_node_rig import configured, joined, make_parts
 from support.boards.boards_rig import BOSS, BoardsRig, boards_rig
 from support.shared.throwaway_ca import ThrowawayCa
 
-from fleetplane.domains.boards.agent import trust as link
+from fleetplane.domains.boards.agent import registration as link
 from fleetplane.domains.boards.agent.assembly import BoardAgentParts, introduced_now
-from fleetplane.domains.boards.agent.gpio.simulated import SimulatedBoard
+from fleetplane.domains.boards.agent.gpio.drivers import SimulatedBoard
 from fleetplane.domains.boards.agent.membership import BoardIdentityFolder
 from fleetplane.domains.boards.agent.registration import Joiner
 from fleetplane.domains.boards.core import BoardOptions

@@ -17,11 +17,11 @@ from support.boards.board_node_rig import configured, joined, make_parts, node_r
 from support.boards.board_relay import Relay
 from support.boards.boards_rig import BOSS, BoardsRig, boards_rig, until
 
+from fleetplane.domains.boards.agent import registration as link
 from fleetplane.domains.boards.agent import reporter
-from fleetplane.domains.boards.agent import trust as link
 from fleetplane.domains.boards.agent.assembly import BoardAgentParts, introduced_now
 from fleetplane.domains.boards.agent.gpio.chip import LineDirection
-from fleetplane.domains.boards.agent.gpio.simulated import SimulatedBoard
+from fleetplane.domains.boards.agent.gpio.drivers import SimulatedBoard
 from fleetplane.domains.boards.agent.membership import Membership
 from fleetplane.domains.boards.agent.registration import Joiner
 from fleetplane.domains.boards.core import BoardOptions

@@ -9,9 +9,15 @@ import pytest
 from support.boards.bus_rigs import SpiDevDouble, smbus_double
 
 from fleetplane.domains.boards.agent.buses.buses import BusEntry, Buses, BusPolicy
-from fleetplane.domains.boards.agent.buses.ports import SmbusPort, SpidevPort, open_i2c, open_spi
-from fleetplane.domains.boards.agent.buses.simulated import SimulatedI2c, SimulatedSpi
-from fleetplane.domains.boards.agent.gpio.errors import (
+from fleetplane.domains.boards.agent.buses.ports import (
+    SimulatedI2c,
+    SimulatedSpi,
+    SmbusPort,
+    SpidevPort,
+    open_i2c,
+    open_spi,
+)
+from fleetplane.domains.boards.agent.gpio.chip import (
     AccessRefused,
     ChipMissing,
     HardwareFailed,

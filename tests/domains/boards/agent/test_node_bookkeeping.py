@@ -16,10 +16,10 @@ from fleetplane.domains.boards.agent import audit as audit_trail
 from fleetplane.domains.boards.agent import health
 from fleetplane.domains.boards.agent import reporter as reporters
 from fleetplane.domains.boards.agent.audit import BoardAuditLog
-from fleetplane.domains.boards.agent.gpio.errors import HardwareSilent
-from fleetplane.domains.boards.agent.grpc import once, revoked_callers
-from fleetplane.domains.boards.agent.grpc.once import OnceByMethod
-from fleetplane.domains.boards.agent.grpc.revoked_callers import RevokedCallers
+from fleetplane.domains.boards.agent.gpio.chip import HardwareSilent
+from fleetplane.domains.boards.agent.grpc import access, node_agent
+from fleetplane.domains.boards.agent.grpc.access import RevokedCallers
+from fleetplane.domains.boards.agent.grpc.node_agent import OnceByMethod
 from fleetplane.domains.boards.agent.health import CheckFacts, CheckStatus, assess
 from fleetplane.domains.boards.agent.membership import BoardIdentityFolder
 from fleetplane.domains.boards.agent.metrics.values import BlockDevice, Power, Reserve, Snapshot, Zone
@@ -262,10 +262,10 @@ async def test_what_is_remembered_is_bounded_by_number_size_and_time() -> None:
 
     for number in range(20):
         await acts.do("me", str(number), b"", act)
-    assert acts._held_bytes <= once.REMEMBERED_BYTES
+    assert acts._held_bytes <= node_agent.REMEMBERED_BYTES
     await acts.do("me", "19", b"", act)
     assert calls == 20
-    clock.now += once.KEEP_SECONDS + 1
+    clock.now += node_agent.KEEP_SECONDS + 1
     await acts.do("me", "19", b"", act)
     assert calls == 21
     assert len(acts._acts) == 1
@@ -366,7 +366,7 @@ def test_a_list_of_revocations_is_told_to_hold_only_once_it_does(
 
     revoked = RevokedCallers(BoardIdentityFolder(tmp_path), structlog.get_logger())
     monkeypatch.setattr(RevokedCallers, "_authorities", lambda _: [])
-    monkeypatch.setattr(revoked_callers, "opened", lambda *_: Found())
+    monkeypatch.setattr(access, "opened", lambda *_: Found())
     assert revoked.take(b"list")
     assert (told, revoked.number) == ([0], 7)
     with pytest.raises(Unauthenticated):

@@ -7,8 +7,14 @@ from pathlib import Path
 import pytest
 
 from fleetplane.domains.boards.agent import config as node_config
-from fleetplane.domains.boards.agent.commands.diagnostics import RULES, diagnostics
-from fleetplane.domains.boards.agent.commands.rules import CommandPolicy, Free, ProgramRequest, decide
+from fleetplane.domains.boards.agent.commands.rules import (
+    RULES,
+    CommandPolicy,
+    Free,
+    ProgramRequest,
+    decide,
+    diagnostics,
+)
 from fleetplane.domains.boards.agent.config import GpioDriverName
 from fleetplane.domains.boards.agent.pins.rules import PinOperation, SafeState
 from fleetplane.kernel.errors import PermissionDenied, SettingsError

@@ -13,7 +13,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from support.boards.boards_rig import BOSS, BoardsRig, boards_rig, until
 
-from fleetplane.domains.boards.grpc.pi_controller import PiControllerService
+from fleetplane.domains.boards.grpc.pins import PiControllerService
 from fleetplane.domains.boards.inventory.boards import status_of
 from fleetplane.domains.boards.inventory.liveness import Word
 from fleetplane.domains.boards.kinds import BOARD, SCOPE, Board, BoardSilence, BoardState, ClusterSpec

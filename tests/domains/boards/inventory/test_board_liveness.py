@@ -13,8 +13,7 @@ import pytest
 from fleetplane.domains.boards.inventory.boards import Boards, Came, status_of
 from fleetplane.domains.boards.inventory.last_seen import CONNECTIONS_REMEMBERED, BoardPresence
 from fleetplane.domains.boards.inventory.liveness import BoardController, BoardPolicy, Word
-from fleetplane.domains.boards.joining.approvals import Approvals
-from fleetplane.domains.boards.joining.join_tokens import JoinTokens
+from fleetplane.domains.boards.joining.join_tokens import Approvals, JoinTokens
 from fleetplane.domains.boards.kinds import KINDS, BoardSilence, BoardState
 from fleetplane.domains.boards.resources import board_view
 from fleetplane.domains.boards.rules import BoardFacts

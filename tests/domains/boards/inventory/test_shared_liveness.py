@@ -12,7 +12,7 @@ from support.shared.virtual_servers import VirtualServer, VirtualServers, until,
 from fleetplane.domains.boards.inventory.boards import Boards, Came, status_of
 from fleetplane.domains.boards.inventory.last_seen import BoardPresence
 from fleetplane.domains.boards.inventory.liveness import LEEWAY_SECONDS, BoardController, BoardPolicy, Word
-from fleetplane.domains.boards.joining.approvals import Approvals
+from fleetplane.domains.boards.joining.join_tokens import Approvals
 from fleetplane.domains.boards.kinds import KINDS, BoardSilence, BoardState, number_of
 from fleetplane.domains.boards.rules import BoardFacts
 from fleetplane.kernel.kinds import KERNEL_KINDS

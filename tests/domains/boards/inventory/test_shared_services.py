@@ -7,7 +7,7 @@ import asyncio
 from support.shared import virtual_loop
 from support.shared.virtual_servers import VirtualServer, until, virtual_servers
 
-from fleetplane.domains.boards.inventory.service_reports import (
+from fleetplane.domains.boards.inventory.last_seen import (
     AGAIN_NS,
     BOARD_SERVICE,
     SERVICES_LIMIT,

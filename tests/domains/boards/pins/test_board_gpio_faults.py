@@ -22,7 +22,7 @@ from support.boards.board_gpio_kit import (
 from support.boards.board_node_rig import NodeRig, configured, node_rig
 from support.boards.boards_rig import BoardsRig, until
 
-from fleetplane.domains.boards.agent.gpio.simulated import SimulatedBoard
+from fleetplane.domains.boards.agent.gpio.drivers import SimulatedBoard
 from fleetplane.domains.boards.calls.errors import BoardSilent
 from fleetplane.domains.boards.pins.driver import CONTROLLER
 from fleetplane.domains.boards.pins.kinds import DeviceState, Direction, GpioSpec, device_number, status_of

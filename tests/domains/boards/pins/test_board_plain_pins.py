@@ -18,8 +18,7 @@ from fleetplane.domains.boards.access import OPERATOR
 from fleetplane.domains.boards.calls.channels import CallOrigin
 from fleetplane.domains.boards.commands.encoding import BoardProgram
 from fleetplane.domains.boards.core import BoardOptions
-from fleetplane.domains.boards.metrics.original_metrics import OriginalMetrics
-from fleetplane.domains.boards.metrics.writer import BoardRecords
+from fleetplane.domains.boards.metrics.history import BoardRecords, OriginalMetrics
 from fleetplane.domains.boards.pins.kinds import Direction, GpioSpec, status_of
 from fleetplane.gen.boards import boards_pb2 as pb
 from fleetplane.gen.pi_agent import pi_agent_pb2 as pi_agent

@@ -25,7 +25,6 @@ from fleetplane.domains.boards.ports import (
     ProvisioningOrder,
     ProvisioningState,
 )
-from fleetplane.domains.boards.provisioning.credentials import SshCredentials
 from fleetplane.domains.boards.provisioning.engine import ProvisioningEngine, ProvisioningParts, told
 from fleetplane.domains.boards.provisioning.operations import (
     OPERATION,
@@ -34,7 +33,7 @@ from fleetplane.domains.boards.provisioning.operations import (
     Ownership,
     is_over,
 )
-from fleetplane.domains.boards.provisioning.secrets import ClusterSecrets
+from fleetplane.domains.boards.provisioning.secrets import ClusterSecrets, SshCredentials
 from fleetplane.domains.boards.rules import BoardFacts
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.errors import Conflict, FailedPrecondition, InvalidArgument, NotFound

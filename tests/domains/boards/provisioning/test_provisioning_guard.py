@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fleetplane.domains.boards.fences import Fence
-from fleetplane.domains.boards.provisioning.guard import BUSY, OVERTAKEN, guarded
+from fleetplane.domains.boards.provisioning.steps import BUSY, OVERTAKEN, guarded
 
 SECONDS = 60.0
 

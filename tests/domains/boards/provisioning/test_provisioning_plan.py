@@ -10,9 +10,8 @@ import pytest
 
 from fleetplane.domains.boards.kinds import BoardRole
 from fleetplane.domains.boards.provisioning import plan, preflight
-from fleetplane.domains.boards.provisioning.options import read
 from fleetplane.domains.boards.provisioning.plan import BoardHost
-from fleetplane.domains.boards.provisioning.policy import Installer
+from fleetplane.domains.boards.provisioning.policy import Installer, read
 from fleetplane.domains.boards.provisioning.preflight import BoardPaths, Findings, edited_cmdline, judge
 from fleetplane.kernel.errors import InvalidArgument
 

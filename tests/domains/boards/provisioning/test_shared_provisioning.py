@@ -19,8 +19,7 @@ from fleetplane.domains.boards.ports import (
     ProvisioningOrder,
     ProvisioningState,
 )
-from fleetplane.domains.boards.provisioning import guard
-from fleetplane.domains.boards.provisioning.credentials import SshCredential, SshCredentials
+from fleetplane.domains.boards.provisioning import steps
 from fleetplane.domains.boards.provisioning.engine import ProvisioningEngine, ProvisioningParts
 from fleetplane.domains.boards.provisioning.operations import (
     OPERATION,
@@ -32,7 +31,7 @@ from fleetplane.domains.boards.provisioning.operations import (
     is_over,
     status_of,
 )
-from fleetplane.domains.boards.provisioning.secrets import ClusterSecrets
+from fleetplane.domains.boards.provisioning.secrets import ClusterSecrets, SshCredential, SshCredentials
 from fleetplane.domains.boards.provisioning.ssh import CommandPrinted, Line, SshSession
 from fleetplane.domains.boards.rules import BoardFacts
 from fleetplane.kernel.errors import Conflict, FleetplaneError
@@ -228,7 +227,7 @@ def test_an_operation_is_taken_back_at_another_server() -> None:
 def test_a_failed_operation_goes_on_for_whoever_asks_again_elsewhere() -> None:
     async def scene(rig: Rig) -> None:
         await rig.start()
-        rig.board.exit_codes["a"] = guard.BUSY
+        rig.board.exit_codes["a"] = steps.BUSY
         name = await rig.undo("b", "mine")
         failed = await rig.ended("b", name)
         assert status_of(failed).state is ProvisioningState.FAILED
@@ -286,7 +285,7 @@ def test_whoever_lost_an_operation_writes_nothing_of_it() -> None:
 def test_a_board_that_obeys_a_newer_owner_ends_the_work_of_an_older_one() -> None:
     async def scene(rig: Rig) -> None:
         await rig.start("ab")
-        rig.board.exit_codes["a"] = guard.OVERTAKEN
+        rig.board.exit_codes["a"] = steps.OVERTAKEN
         name = await rig.undo("b")
         await until(lambda: status_of(rig.operations["b"].get(name)).owner is not None)
         await until(lambda: rig.engines["a"]._running == {})

@@ -10,7 +10,7 @@ import pytest
 from support.boards.boards_rig import boards_rig
 from support.boards.boards_web import BoardsWeb, Json, boards_web, good
 
-from fleetplane.domains.boards.logins import ACCESS_SECONDS
+from fleetplane.domains.boards.rest.users import ACCESS_SECONDS
 from fleetplane.domains.boards.users import FAILURES_LIMIT
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.identity.passwords import PAUSE_SECONDS

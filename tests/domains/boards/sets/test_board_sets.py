@@ -17,7 +17,7 @@ from support.boards.debian_root import DebianRoot
 from support.fleet.plans_rig import plans_rig
 from support.fleet.started_domains import started_domains
 
-from fleetplane.domains.boards.agent.desired import apt
+from fleetplane.domains.boards.agent.desired import packages
 from fleetplane.domains.boards.agent.desired.packages import Packages
 from fleetplane.domains.boards.core import BoardOptions
 from fleetplane.domains.boards.inventory import liveness
@@ -26,7 +26,7 @@ from fleetplane.domains.boards.resources import TENANT
 from fleetplane.domains.boards.server import BLUEPRINT as BOARDS
 from fleetplane.domains.boards.sets import rules
 from fleetplane.domains.boards.sets.delivery import TOO_OLD
-from fleetplane.domains.boards.sets.kinds import (
+from fleetplane.domains.boards.sets.rules import (
     BOARD_APPLIED,
     BOARD_SET,
     SUBJECT,
@@ -260,14 +260,14 @@ async def test_packages_go_out_in_waves_and_one_that_cannot_be_installed_is_roll
     debian.add("sensor", "1.0")
     debian.add("sensor", "2.0")
     debian.update()  # two boards share it, and apt does not wait for others who fetch lists
-    environment = {**apt.ENVIRONMENT, **debian.environment}
+    environment = {**packages.ENVIRONMENT, **debian.environment}
     turn, install = asyncio.Lock(), Packages.install
 
     async def in_turn(board: Packages, wanted: Mapping[str, str]) -> None:
         async with turn:  # else what one plans is there by the time it asks apt, by the other's hand
             await install(board, wanted)
 
-    with patch.object(apt, "ENVIRONMENT", environment), patch.object(Packages, "install", in_turn):
+    with patch.object(packages, "ENVIRONMENT", environment), patch.object(Packages, "install", in_turn):
         async with opened(tmp_path) as site:
             store = site.server.store
             first = BoardSetSpec(packages=(PackageSpec(name="sensor", version="1.0"),))

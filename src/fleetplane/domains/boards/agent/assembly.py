@@ -17,22 +17,20 @@ from typing import Final
 
 import structlog
 
-from fleetplane.domains.boards.agent import trust as link
+from fleetplane.domains.boards.agent import registration as link
 from fleetplane.domains.boards.agent.audit import BoardAuditLog
 from fleetplane.domains.boards.agent.buses import ports as bus_ports
 from fleetplane.domains.boards.agent.buses.buses import Buses
-from fleetplane.domains.boards.agent.buses.simulated import SimulatedI2c, SimulatedSpi
+from fleetplane.domains.boards.agent.buses.ports import SimulatedI2c, SimulatedSpi
 from fleetplane.domains.boards.agent.commands.commands import BoardCommands
 from fleetplane.domains.boards.agent.config import BoardAgentConfig, GpioDriverName
 from fleetplane.domains.boards.agent.desired.keeper import DesiredKeeper
 from fleetplane.domains.boards.agent.desired.packages import Packages
 from fleetplane.domains.boards.agent.gpio import drivers as opening
-from fleetplane.domains.boards.agent.gpio.chip import Chip, ChipFactory
-from fleetplane.domains.boards.agent.gpio.errors import ChipMissing
+from fleetplane.domains.boards.agent.gpio.chip import Chip, ChipFactory, ChipMissing
 from fleetplane.domains.boards.agent.gpio.sysfs_pwm import SysfsPwm
-from fleetplane.domains.boards.agent.grpc.access import NodeDoor
+from fleetplane.domains.boards.agent.grpc.access import NodeDoor, RevokedCallers
 from fleetplane.domains.boards.agent.grpc.listeners import Ports, open_ports
-from fleetplane.domains.boards.agent.grpc.revoked_callers import RevokedCallers
 from fleetplane.domains.boards.agent.logs.journal import SystemJournal
 from fleetplane.domains.boards.agent.logs.logs import Logs
 from fleetplane.domains.boards.agent.logs.ring import LogRing

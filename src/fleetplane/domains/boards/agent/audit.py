@@ -17,7 +17,7 @@ import msgspec
 import structlog
 
 from fleetplane.domains.boards.agent.buses.buses import BusEntry
-from fleetplane.domains.boards.agent.pins.states import AuditEntry
+from fleetplane.domains.boards.agent.pins.lines import AuditEntry
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import Unavailable
 

@@ -14,10 +14,15 @@ import msgspec
 
 from fleetplane.domains.boards.agent.buses.buses import BusPolicy
 from fleetplane.domains.boards.agent.commands import rules as command_rules
-from fleetplane.domains.boards.agent.commands.diagnostics import diagnostics
-from fleetplane.domains.boards.agent.commands.rules import CommandPolicy, Free, ProgramProfile, Rule
+from fleetplane.domains.boards.agent.commands.rules import (
+    CommandPolicy,
+    Free,
+    ProgramProfile,
+    Rule,
+    diagnostics,
+)
 from fleetplane.domains.boards.agent.desired.packages import PackagePolicy
-from fleetplane.domains.boards.agent.logs.patterns import Redaction
+from fleetplane.domains.boards.agent.logs.entries import Redaction
 from fleetplane.domains.boards.agent.pins.rules import PinOperation, PinPolicy, PinRule, SafeState
 from fleetplane.kernel.errors import InvalidArgument, SettingsError
 

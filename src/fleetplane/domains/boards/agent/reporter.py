@@ -19,9 +19,9 @@ import grpc
 import grpc.aio
 import structlog
 
-from fleetplane.domains.boards.agent import trust as link
+from fleetplane.domains.boards.agent import registration as link
 from fleetplane.domains.boards.agent.desired.keeper import DesiredKeeper
-from fleetplane.domains.boards.agent.gpio.errors import HardwareFault
+from fleetplane.domains.boards.agent.gpio.chip import HardwareFault
 from fleetplane.domains.boards.agent.health import CheckStatus
 from fleetplane.domains.boards.agent.membership import BoardIdentityFolder, Membership
 from fleetplane.domains.boards.agent.registration import BoardRegistrar, BoardSelf

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from fleetplane.domains.boards.ca import issued as certificates
 from fleetplane.domains.boards.ca import rules as ca_rules
 from fleetplane.domains.boards.ca.issued import IssuedCertificates
-from fleetplane.domains.boards.ca.kinds import (
+from fleetplane.domains.boards.ca.rules import (
     CERTIFICATE_REQUEST,
     CertificateRequest,
     CertificateType,

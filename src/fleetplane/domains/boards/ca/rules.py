@@ -1,21 +1,84 @@
-"""Which certificates may be asked for, and what is to stand in them. Pure.
+"""Requests for certificates as they are stored, and the rules for what a certificate may hold. Pure.
 
-The authority is the same that vouches for boards and for this server. So nobody gets a name with
-which to pose as one of them: no address, no host name outside the domains that are set for it, and no
-URI but the role of an operator.
+The authority is the same that issues certificates of boards and of this server. So nobody gets a name with
+which to pose as one of them: no address, no host name outside the configured domains, and no URI but the role
+of an operator.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from enum import StrEnum
 from typing import Final
 
 from fleetplane.domains.boards.access import OPERATOR_ROLES
-from fleetplane.domains.boards.ca.kinds import CertificateType, RequestSpec
+from fleetplane.domains.boards.kinds import BoardsSpec
 from fleetplane.kernel.errors import InvalidArgument, PermissionDenied, Unimplemented
 from fleetplane.kernel.identity import LeafProfile, LeafUsage
 from fleetplane.kernel.identity.authority import URI_ROLE
+from fleetplane.kernel.resources import Kind, Resource
+
+
+class CertificateType(StrEnum):
+    CA = "ca"
+    SERVER = "server"
+    CLIENT = "client"
+    SSH = "ssh"
+    INTERMEDIATE = "intermediate"
+
+
+class IssuedState(StrEnum):
+    ACTIVE = "active"
+    EXPIRED = "expired"
+    REVOKED = "revoked"
+    PENDING = "pending"
+    FAILED = "failed"
+    RENEWING = "renewing"
+
+
+class RequestState(StrEnum):
+    PENDING = "pending"
+    APPROVED = "approved"
+    REJECTED = "rejected"
+    FAILED = "failed"
+
+
+class RequestSpec(BoardsSpec, frozen=True):
+    """What somebody wants certified. The key is theirs, and the request signed with it."""
+
+    common_name: str
+    type: CertificateType
+    csr_pem: str
+    requested_by: str
+    sans: tuple[str, ...] = ()
+    validity_seconds: float = 0.0
+    validity_period: str = ""
+    """As it was said."""
+    key_usage: tuple[str, ...] = ()
+    ext_key_usage: tuple[str, ...] = ()
+    board: int | None = None
+    cluster_id: int | None = None
+
+
+class RequestStatus(BoardsSpec, frozen=True):
+    state: RequestState = RequestState.PENDING
+    processed_at_ns: int | None = None
+    processed_by: str = ""
+    certificate: int | None = None
+    failure_reason: str = ""
+
+
+CertificateRequest = Resource[RequestSpec, RequestStatus]
+CERTIFICATE_REQUEST: Kind[RequestSpec, RequestStatus] = Kind(
+    "board-certificate-request", RequestSpec, RequestStatus
+)
+
+
+def request_status(request: CertificateRequest) -> RequestStatus:
+    assert request.status is not None, "a request is never put without a status"
+    return request.status
+
 
 DOMAINS: Final = ("pi-controller.local", "cluster.local")
 """Under which servers' names are certified, unless other domains are set."""

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Sequence
 
 import structlog
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from fleetplane.domains.boards.ca.kinds import CERTIFICATE_REQUEST
 from fleetplane.domains.boards.ca.requests import CertificateRequests
+from fleetplane.domains.boards.ca.rules import CERTIFICATE_REQUEST
 from fleetplane.domains.boards.calls.channels import NodeLinks
-from fleetplane.domains.boards.calls.metrics import NodeCollector
-from fleetplane.domains.boards.commands.calling_server import BOARD_CALLER
-from fleetplane.domains.boards.commands.courier import BoardCommander
+from fleetplane.domains.boards.commands.courier import BOARD_CALLER, BoardCommander
 from fleetplane.domains.boards.commands.runs import BOARD_RUN, BoardChannel, BoardRuns
 from fleetplane.domains.boards.core import BoardCore
 from fleetplane.domains.boards.grpc.certificates import CertificateMethods
@@ -32,6 +31,37 @@ from fleetplane.fleet.runs.runs import Runs
 from fleetplane.kernel.boundary import Boundary, contained
 from fleetplane.kernel.reconcile.metrics import ReconcileCollector
 from fleetplane.kernel.watch import EventType
+
+PREFIX = "fleetplane_boards_"
+
+
+class NodeCollector(Collector):
+    def __init__(self, links: NodeLinks, logs: LogsRelay, commander: BoardCommander) -> None:
+        self._links = links
+        self._logs = logs
+        self._commander = commander
+
+    def collect(self) -> Iterator[Metric]:
+        links, logs = self._links.statistics(), self._logs.statistics()
+        gauges = (
+            ("channels", "Channels to boards that are open", links.channels),
+            ("calls", "Calls to boards under way, streams among them", links.calls),
+            ("log_readers", "Readers of boards' logs", logs.readers),
+            ("commands_open", "Targets of commands without an outcome", self._commander.ledger.open_count),
+        )
+        counters = (
+            ("calls_made", "Calls to boards", links.made),
+            ("calls_failed", "Calls to boards that found nobody, or no answer in time", links.lost),
+            ("log_entries", "Log entries passed on", logs.entries),
+            ("log_entries_dropped", "Log entries that boards dropped for slow readers", logs.dropped),
+            ("log_streams_resumed", "Log streams that went on after a broken connection", logs.resumed),
+            ("log_readers_refused", "Readers of logs for whom there was no room", logs.refused),
+        )
+        for name, text, value in gauges:
+            yield GaugeMetricFamily(PREFIX + name, text, value=value)
+        for name, text, value in counters:
+            yield CounterMetricFamily(PREFIX + name, text, value=value)
+
 
 log = structlog.get_logger(__name__)
 

@@ -1,9 +1,8 @@
 """This server as a client of the boards' agents: one channel a board, opened when it is needed.
 
-A board is called at the address that it registered with, and believed to be that board because its
-certificate, by our authority, names it; the address proves nothing. Boards that know no TLS are
-called without it only if they came through the listener for such. A board that is lost costs its
-callers an error within their deadline, and nobody else anything.
+A board is called at the address that it registered with. Its certificate, by our authority, must name it; the
+address proves nothing. Boards without TLS are called in plain text only if they registered through the
+listener for such. A lost board costs its callers an error within their deadline and affects no other board.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from typing import Any, Final, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from fleetplane.domains.boards.access import VIEWER
+from fleetplane.domains.boards.access import ADMIN, OPERATOR, VIEWER
 from fleetplane.domains.boards.calls.errors import AWAY, BoardAway, BoardUnreachable, translated
 from fleetplane.domains.boards.inventory.boards import Boards, status_of
 from fleetplane.domains.boards.joining import credentials
 from fleetplane.domains.boards.kinds import Board, number_of
 from fleetplane.gen.boards import boards_pb2_grpc
 from fleetplane.gen.pi_agent import pi_agent_pb2_grpc
-from fleetplane.kernel.access import Role
+from fleetplane.kernel.access import Principal, Role
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError, PermissionDenied, ResourceExhausted, Unavailable
 from fleetplane.kernel.identity import Authority
@@ -349,3 +348,9 @@ class NodeLinks:
 
     def _forget_identity(self) -> None:
         self._identity = None
+
+
+def asked_by(principal: Principal) -> CallOrigin:
+    """With the widest of the roles that a board tells apart; another server may only look."""
+    role = next((role for role in (ADMIN, OPERATOR) if role in principal.roles), VIEWER)
+    return CallOrigin(actor=principal.name, role=role)

@@ -1,13 +1,17 @@
-"""Commands for diagnosis on boards: issued through the outcome ledger, carried by calls to the agents.
+"""Diagnostic commands on boards: issued through the outcome ledger, delivered by calls to the agents.
 
-Taking a command back ends its call, which makes the agent end the program. A command reaches a board
-at most once. What a board may run at all is decided on the board.
+Cancelling a command ends its call, which makes the agent end the program. A command reaches a board at most
+once. The board decides what it may run at all.
+
+One of several servers delivers: the leader. When a server becomes leader it updates a record in the store,
+and the revision of that record is the session of every board until the next leader does the same. So any
+server issues and cancels commands; those of a dead leader are lost with its sessions.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,7 +20,6 @@ import structlog
 
 from fleetplane.domains.boards.calls.channels import CallOrigin, NodeLinks
 from fleetplane.domains.boards.calls.errors import BoardSilent, BoardUnreachable
-from fleetplane.domains.boards.commands.calling_server import CallingServer
 from fleetplane.domains.boards.commands.encoding import (
     BoardProgram,
     ProgramAnswer,
@@ -27,15 +30,65 @@ from fleetplane.domains.boards.commands.encoding import (
     stored_answer,
 )
 from fleetplane.domains.boards.inventory.boards import Boards, status_of
-from fleetplane.domains.boards.kinds import SCOPE, Board, BoardSilence
+from fleetplane.domains.boards.kinds import BOARD, SCOPE, Board, BoardSilence
 from fleetplane.fleet.streams.call_courier import Answered, CallCourier
 from fleetplane.gen.boards import boards_pb2 as pb
 from fleetplane.kernel.access import Role
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.commands import Command, CommandLimits, Commands, CommandState, CommandTarget
+from fleetplane.kernel.commands.sessions import SessionReader
 from fleetplane.kernel.errors import FleetplaneError, NotFound
+from fleetplane.kernel.resources import Kind, Nothing, Resource
 from fleetplane.kernel.stalls import StallDetector
-from fleetplane.kernel.store import Store
+from fleetplane.kernel.store import Draft, Store
+
+ACTOR = "system/boards"
+NAME = "commands"
+BOARD_CALLER: Kind[Nothing, Nothing] = Kind("board-caller", Nothing, Nothing)
+
+
+class CallingServer:
+    """Keeps `kernel.commands.sessions.Places`."""
+
+    def __init__(self, store: Store, is_callable: Callable[[Board], bool]) -> None:
+        self._store = store
+        self._is_callable = is_callable
+        self._session: int | None = None
+
+    def __repr__(self) -> str:
+        return f"<CallingServer session={self._session}>"
+
+    @property
+    def shared(self) -> bool:
+        return self._store.shared
+
+    async def begin(self) -> None:
+        """From now on this server calls boards."""
+        if not self.shared:
+            return
+
+        def change(draft: Draft) -> Resource[Nothing, Nothing]:
+            return draft.put(BOARD_CALLER, SCOPE, NAME, spec=Nothing(), renew=True)
+
+        done = await self._store.transact(
+            change, actor=ACTOR, action="boards.call", touches=[BOARD_CALLER.key(SCOPE, NAME)]
+        )
+        self._session = done.value.revision
+
+    def session_here(self, agent: str) -> int | None:
+        """The session of a board that this server calls."""
+        if self._session is None or self.named(self._store, agent) is None:
+            return None
+        return self._session
+
+    def named(self, reader: SessionReader, agent: str) -> int | None:
+        """The session that counts; None for a board that cannot be called."""
+        board = reader.get(BOARD, SCOPE, agent)
+        caller = reader.get(BOARD_CALLER, SCOPE, NAME)
+        if board is None or caller is None or not self._is_callable(board):
+            return None
+        return caller.revision
+
 
 log = structlog.get_logger(__name__)
 

@@ -1,8 +1,12 @@
-"""The runs of boards: programs on many of them."""
+"""Runs on boards, and the selection of boards by selector or by the fields of `/exec`.
+
+A board is selected by its labels, and by `id`, `name`, `role`, `status`, `cluster` (its number or its name),
+`architecture` and `model`. A label with one of these names is written `label/NAME`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -17,17 +21,64 @@ from fleetplane.domains.boards.commands.courier import (
     BoardCommander,
 )
 from fleetplane.domains.boards.commands.encoding import TIMEOUT_LIMIT_SECONDS, BoardProgram, encoded_order
-from fleetplane.domains.boards.commands.selection import facts
-from fleetplane.domains.boards.inventory.boards import Boards
+from fleetplane.domains.boards.inventory.boards import Boards, status_of
+from fleetplane.domains.boards.kinds import Board, BoardRole, BoardState
 from fleetplane.fleet.runs import records
 from fleetplane.fleet.runs.channel import CommandIssue, RunChannel, RunOrder
 from fleetplane.fleet.runs.records import RunKind, RunSpec, RunStatus
 from fleetplane.fleet.runs.runs import Runs
 from fleetplane.fleet.runs.targets import RunTarget, Skipped, TargetCandidate, choose
-from fleetplane.fleet.selectors import Facts
+from fleetplane.fleet.selectors import LABEL, Facts, Requirement, Selector, facts_of
 from fleetplane.kernel.access import Role
 from fleetplane.kernel.errors import InvalidArgument
 from fleetplane.kernel.resources import Kind
+
+
+def facts(board: Board, clusters: Mapping[int, str]) -> Facts:
+    """What a board can be selected by; `clusters` has the names of clusters."""
+    spec = board.spec
+    cluster = spec.cluster_id
+    own: dict[str, str | tuple[str, ...]] = {
+        "id": board.name,
+        "name": spec.name,
+        "role": spec.role,
+        "status": status_of(board).state,
+        "cluster": () if cluster is None else (str(cluster), clusters.get(cluster, str(cluster))),
+        "architecture": spec.architecture,
+        "model": spec.model,
+    }
+    return facts_of(board.labels, own)
+
+
+class Selection(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """All that is given must fit; nothing given fits nobody, unless `all` is said."""
+
+    node_ids: list[int] = []
+    cluster_id: int | None = None
+    role: BoardRole | None = None
+    status: BoardState | None = None
+    labels: dict[str, str] = {}
+    all: bool = False
+
+    def selector(self) -> Selector:
+        """The selection as a selector of the one language."""
+        if not self.all and not any((self.node_ids, self.cluster_id, self.role, self.status, self.labels)):
+            raise InvalidArgument(
+                "is required; name boards, a cluster or labels, or set `all`", field="target"
+            )
+        return Selector(tuple(self._requirements()))
+
+    def _requirements(self) -> Iterator[Requirement]:
+        if self.node_ids:
+            yield Requirement("id", True, frozenset(map(str, self.node_ids)))
+        if self.cluster_id is not None:
+            yield Requirement("cluster", True, frozenset({str(self.cluster_id)}))
+        if self.role is not None:
+            yield Requirement("role", True, frozenset({self.role.value}))
+        if self.status is not None:
+            yield Requirement("status", True, frozenset({self.status.value}))
+        for key, value in self.labels.items():
+            yield Requirement(LABEL + key, True, frozenset({value}))
 
 
 class BoardRunSpec(RunSpec, frozen=True):

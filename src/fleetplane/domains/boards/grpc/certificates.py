@@ -16,12 +16,12 @@ from cryptography.exceptions import InvalidSignature
 from fleetplane.domains.boards.access import ADMIN
 from fleetplane.domains.boards.ca import rules as ca_rules
 from fleetplane.domains.boards.ca.issued import IssuedCertificates
-from fleetplane.domains.boards.ca.kinds import IssuedState, RequestState, request_status
 from fleetplane.domains.boards.ca.requests import RETENTION_SECONDS, CertificateRequests
+from fleetplane.domains.boards.ca.rules import IssuedState, RequestState, request_status
 from fleetplane.domains.boards.joining import credentials
 from fleetplane.domains.boards.kinds import CERTIFICATE, Certificate, number_of
 from fleetplane.domains.boards.wire import certificates as ca_wire
-from fleetplane.domains.boards.wire.paging import page_of
+from fleetplane.domains.boards.wire.message_json import page_of
 from fleetplane.gen.pi_controller import pi_controller_pb2 as pi
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FailedPrecondition, InvalidArgument, NotFound, PermissionDenied

@@ -10,14 +10,13 @@ from fleetplane.domains.boards.access import CONTROLLER
 from fleetplane.domains.boards.grpc.nodes import NodeView
 from fleetplane.domains.boards.inventory.boards import Boards
 from fleetplane.domains.boards.inventory.clusters import Clusters
-from fleetplane.domains.boards.inventory.last_seen import BoardPresence
+from fleetplane.domains.boards.inventory.last_seen import BoardPresence, ServiceReport, ServiceReports
 from fleetplane.domains.boards.inventory.liveness import BoardController, Word
-from fleetplane.domains.boards.inventory.service_reports import ServiceReport, ServiceReports
 from fleetplane.domains.boards.inventory.sync import Question, Synchronisation, SyncPage
 from fleetplane.domains.boards.joining import credentials
 from fleetplane.domains.boards.joining.enrolment import BoardEnrolment, RegisteredBoard
 from fleetplane.domains.boards.kinds import Board, number_of
-from fleetplane.domains.boards.metrics import samples
+from fleetplane.domains.boards.metrics import history
 from fleetplane.domains.boards.ports import MetricsIntake, Provisioner
 from fleetplane.domains.boards.rules import BoardFacts
 from fleetplane.domains.boards.sets.delivery import BoardSets
@@ -199,7 +198,7 @@ class ControlService:
             if desired is not None:
                 answer.desired.CopyFrom(desired)
         if report.HasField("metrics"):
-            self._intake.metrics(number, samples.of_flat(report.metrics, at_ns=self._moment_of(report)))
+            self._intake.metrics(number, history.of_flat(report.metrics, at_ns=self._moment_of(report)))
         return answer
 
     async def _service_reported(self, report: pb.HealthReport, reporter: str) -> pb.Empty:

@@ -1,22 +1,27 @@
-"""The methods of `pi_controller.PiControllerService` about nodes.
+"""The methods of `pi_controller.PiControllerService` about nodes and clusters, and the identity of callers.
 
-Agents call some of them for themselves, operators all of them for any board. What an original
-agent needs is kept exactly: ALREADY_EXISTS for a board that is known, itself on the first page of
-the list, and an update full of blanks that does no harm.
+Agents call some of them for themselves, operators all of them for any board. Original agents rely on:
+ALREADY_EXISTS for a known board, the board itself on the first page of the list, and an update full of blanks
+that changes nothing.
+
+A certificate identifies a calling board. On the listener without TLS a caller is the board that it registered
+as over the same connection, and may speak only for boards without a certificate.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
 
 from fleetplane.domains.boards import rules
-from fleetplane.domains.boards.grpc.callers import Callers
-from fleetplane.domains.boards.inventory.boards import Boards, Came, status_of, taken_by
-from fleetplane.domains.boards.inventory.deletion import delete_board
+from fleetplane.domains.boards.access import PLAIN_AGENT
+from fleetplane.domains.boards.inventory.boards import Boards, Came, delete_board, status_of, taken_by
+from fleetplane.domains.boards.inventory.clusters import Clusters
 from fleetplane.domains.boards.inventory.last_seen import BoardPresence
 from fleetplane.domains.boards.inventory.liveness import BoardController, Word
 from fleetplane.domains.boards.joining import credentials
@@ -27,16 +32,62 @@ from fleetplane.domains.boards.kinds import (
     Board,
     BoardState,
     BoardStatus,
+    Cluster,
     number_of,
 )
 from fleetplane.domains.boards.ports import Provisioner, ProvisioningAction, ProvisioningOrder
 from fleetplane.domains.boards.wire import boards as wire
-from fleetplane.domains.boards.wire.paging import page_of
+from fleetplane.domains.boards.wire.message_json import page_of
 from fleetplane.gen.pi_controller import pi_controller_pb2 as pi
-from fleetplane.kernel.errors import AlreadyExists, InvalidArgument, ResourceExhausted
+from fleetplane.kernel.errors import AlreadyExists, InvalidArgument, PermissionDenied, ResourceExhausted
 from fleetplane.kernel.identity.revocation import Revocations
 from fleetplane.kernel.store import Draft
 from fleetplane.rpc import CallContext
+
+
+@dataclass(frozen=True, slots=True)
+class Callers:
+    boards: Boards
+    presence: BoardPresence
+
+    def is_agent(self, context: CallContext) -> bool:
+        return self.is_plain(context) or credentials.board_of(context.principal) is not None
+
+    def is_plain(self, context: CallContext) -> bool:
+        return PLAIN_AGENT in context.principal.roles
+
+    def itself(self, context: CallContext) -> int | None:
+        """The board behind a call that does not say; None if there is none, or it may not be trusted."""
+        certified = credentials.board_of(context.principal)
+        if certified is not None or not self.is_plain(context):
+            return certified
+        number = self.presence.behind(context.listener, context.peer())
+        board = self.boards.get(number) if number is not None else None
+        return number if board is not None and not status_of(board).key_digest else None
+
+    def speaking_for(self, context: CallContext, number: int, *, field: str = "id") -> int:
+        """The board that an agent's call is about, which must be itself."""
+        certified = credentials.board_of(context.principal)
+        if certified is not None:
+            if number not in (0, certified):
+                raise PermissionDenied(f"{field} is not that of the certificate", field=field)
+            return certified
+        if not number:
+            known = self.itself(context)
+            if known is None:
+                raise InvalidArgument(f"{field} is required", field=field)
+            return known
+        if status_of(self.boards.require(number, field=field)).key_digest:
+            raise PermissionDenied(
+                f"board {number} has a certificate, and is spoken for only with it", field=field
+            )
+        return number
+
+    def bind(self, context: CallContext, board: Board | int) -> None:
+        """Remember who is at the other end."""
+        number = board if isinstance(board, int) else number_of(board)
+        self.presence.bind(context.listener, context.peer(), number)
+
 
 log = structlog.get_logger(__name__)
 
@@ -233,3 +284,63 @@ def _no_room(count: int) -> ResourceExhausted:
 def _require_id(number: int) -> None:
     if not number:
         raise InvalidArgument("id is required", field="id")
+
+
+ANSWER_LIMIT_BYTES = 4 * 1024 * 1024 - 64 * 1024
+"""What the original programs take in one message, with room for its frame."""
+
+
+class ClusterMethods:
+    def __init__(self, *, boards: Boards, clusters: Clusters, view: NodeView) -> None:
+        self._boards = boards
+        self._clusters = clusters
+        self._view = view
+
+    async def CreateCluster(self, request: pi.CreateClusterRequest, context: CallContext) -> pi.Cluster:
+        made = await self._clusters.create(wire.cluster_spec(request), actor=context.principal.name)
+        return wire.cluster(made, ())
+
+    async def GetCluster(self, request: pi.GetClusterRequest, _context: CallContext) -> pi.Cluster:
+        await self._settled()
+        return self._shown(self._clusters.require(request.id))
+
+    async def ListClusters(
+        self, request: pi.ListClustersRequest, _context: CallContext
+    ) -> pi.ListClustersResponse:
+        await self._settled()
+        found = self._clusters.all()
+        members = defaultdict(list)
+        for board in self._boards.all():
+            members[board.spec.cluster_id].append(board)
+        response = pi.ListClustersResponse(total_count=len(found))
+        for cluster in page_of(found, page=request.page, page_size=request.page_size):
+            nodes = [self._view.node(board) for board in members[number_of(cluster)]]
+            response.clusters.append(wire.cluster(cluster, nodes))
+        if response.ByteSize() > ANSWER_LIMIT_BYTES:
+            raise ResourceExhausted(
+                "the page is too large for one message", hint="ask for a smaller page_size"
+            )
+        return response
+
+    async def UpdateCluster(self, request: pi.UpdateClusterRequest, context: CallContext) -> pi.Cluster:
+        _require_id(request.id)
+        state = wire.cluster_state(request.status) if request.HasField("status") else None
+        changed = await self._clusters.update(
+            request.id, actor=context.principal.name, state=state, **wire.cluster_changes(request)
+        )
+        return self._shown(changed)
+
+    async def DeleteCluster(
+        self, request: pi.DeleteClusterRequest, context: CallContext
+    ) -> pi.DeleteClusterResponse:
+        _require_id(request.id)
+        await self._clusters.delete(request.id, actor=context.principal.name)
+        return pi.DeleteClusterResponse(success=True)
+
+    def _shown(self, cluster: Cluster) -> pi.Cluster:
+        members = self._boards.in_cluster(number_of(cluster))
+        return wire.cluster(cluster, [self._view.node(board) for board in members])
+
+    async def _settled(self) -> None:
+        await self._clusters.up_to_date()
+        await self._boards.up_to_date()

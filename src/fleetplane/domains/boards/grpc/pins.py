@@ -1,24 +1,73 @@
-"""The methods of `pi_controller.PiControllerService` about GPIO devices."""
+"""The methods of `pi_controller.PiControllerService` about GPIO devices, and the service as a whole.
+
+The service is put together from parts. A part is any object with methods named as in the contract; a method
+that two parts define is an error, and a method that none defines is answered UNIMPLEMENTED.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from fleetplane.domains.boards.calls.on_behalf_of import asked_by
+from google.protobuf.message import Message
+
+from fleetplane.domains.boards.access import PI_CONTROLLER
+from fleetplane.domains.boards.calls.channels import asked_by
 from fleetplane.domains.boards.pins.devices import Devices
 from fleetplane.domains.boards.pins.driver import PinDriver
 from fleetplane.domains.boards.pins.kinds import Device, device_number, status_of
 from fleetplane.domains.boards.pins.rules import check_active
 from fleetplane.domains.boards.wire import pins as gpio_wire
-from fleetplane.domains.boards.wire.paging import page_of
+from fleetplane.domains.boards.wire.message_json import page_of
 from fleetplane.gen.pi_controller import pi_controller_pb2 as pi
 from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.errors import InvalidArgument, NotFound, ResourceExhausted
+from fleetplane.kernel.errors import (
+    InvalidArgument,
+    NotFound,
+    ResourceExhausted,
+    SettingsError,
+    Unimplemented,
+)
 from fleetplane.kernel.values.timestamps import timestamp
 from fleetplane.rpc import CallContext
+
+
+class PiControllerService:
+    def __init__(self, parts: Iterable[object]) -> None:
+        found = tuple(parts)
+        self.missing: list[str] = []
+        """Methods that no part has."""
+        for method in PI_CONTROLLER.methods:
+            offers = [part for part in found if hasattr(part, method.name)]
+            if len(offers) > 1:
+                names = ", ".join(type(part).__name__ for part in offers)
+                raise SettingsError(f"{method.name} is offered by {names}")
+            if offers:
+                behaviour = getattr(offers[0], method.name)
+            else:
+                self.missing.append(method.name)
+                behaviour = _nowhere(method.name, streaming=method.server_streaming)
+            setattr(self, method.name, behaviour)
+
+    def __repr__(self) -> str:
+        return f"<PiControllerService missing={len(self.missing)}>"
+
+
+def _nowhere(name: str, *, streaming: bool) -> Callable[[Message, CallContext], object]:
+    def refusal() -> Unimplemented:
+        return Unimplemented(f"this server does not offer {name}")
+
+    async def unary(_request: Message, _context: CallContext) -> Message:
+        raise refusal()
+
+    async def stream(_request: Message, _context: CallContext) -> AsyncIterator[Message]:
+        raise refusal()
+        yield  # a generator, although it never gets here
+
+    return stream if streaming else unary
+
 
 RATE_USUAL: Final = 1
 RATE_LIMIT: Final = 20

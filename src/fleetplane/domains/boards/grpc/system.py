@@ -11,11 +11,11 @@ from collections.abc import AsyncIterator
 
 import psutil
 
-from fleetplane.domains.boards.grpc.callers import Callers
+from fleetplane.domains.boards.grpc.nodes import Callers
 from fleetplane.domains.boards.inventory.boards import Boards
 from fleetplane.domains.boards.inventory.liveness import BoardController, Word
 from fleetplane.domains.boards.joining import credentials
-from fleetplane.domains.boards.metrics import samples
+from fleetplane.domains.boards.metrics import history
 from fleetplane.domains.boards.ports import MetricsIntake
 from fleetplane.fleet.streams.endings import closed_error, until_closed
 from fleetplane.gen.pi_controller import pi_controller_pb2 as pi
@@ -134,7 +134,7 @@ class SystemMethods:
     async def _take(self, number: int, request: pi.AgentMetricsRequest, context: CallContext) -> None:
         await self._controller.heard(number, Word(), actor=context.principal.name)
         if request.HasField("metrics"):
-            self._intake.metrics(number, samples.of_nested(request.metrics, at_ns=self._clock.now_ns()))
+            self._intake.metrics(number, history.of_nested(request.metrics, at_ns=self._clock.now_ns()))
 
     def _board_of(self, request: pi.AgentMetricsRequest, context: CallContext) -> int:
         """By number or by name, or as the connection has it."""

@@ -1,7 +1,7 @@
 """The boards, as records in the store: each change of one is one transaction.
 
-Knows the store and the rules; knows no protobuf, no certificates and no connections. What other
-transactions must do together with theirs is offered as functions of a draft.
+Knows the store and the rules; knows no protobuf and no connections. What other transactions must do together
+with theirs is offered as functions of a draft. Deleting a board also revokes its certificate.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import msgspec
 
 from fleetplane.domains.boards import rules
 from fleetplane.domains.boards.inventory.numbers import Numbers
+from fleetplane.domains.boards.joining import credentials
 from fleetplane.domains.boards.kinds import (
     BOARD,
     CLUSTER,
@@ -28,6 +29,7 @@ from fleetplane.domains.boards.kinds import (
 )
 from fleetplane.domains.boards.rules import KEYS, BoardFacts
 from fleetplane.kernel.errors import AlreadyExists, InvalidArgument, NotFound
+from fleetplane.kernel.identity.revocation import Revocations
 from fleetplane.kernel.resources import Condition, Key
 from fleetplane.kernel.store import ABSENT, Draft, Store
 
@@ -370,3 +372,14 @@ def _claims(spec: BoardSpec) -> list[tuple[str, str]]:
 def _check_cluster(draft: Draft, spec: BoardSpec) -> None:
     if spec.cluster_id is not None and draft.get(CLUSTER, SCOPE, str(spec.cluster_id)) is None:
         raise NotFound(f"cluster {spec.cluster_id} is not known", field="cluster_id")
+
+
+async def delete_board(boards: Boards, revocations: Revocations, number: int, *, actor: str) -> None:
+    board = await boards.delete(number, actor=actor)
+    # Its certificate is refused already, because the board is gone; this ends what is open with it.
+    await revocations.revoke(
+        principal=credentials.principal_of(number),
+        reason="the board was deleted",
+        actor=actor,
+        expires_at_ns=status_of(board).certificate_expires_at_ns,
+    )

@@ -1,4 +1,8 @@
-"""The clusters that boards belong to, as records in the store: each change of one is one transaction."""
+"""The clusters of boards, as records in the store, and their scopes.
+
+Each change of a cluster is one transaction. Boards lie in the tenant `default`; the scope of a cluster lies
+below it.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +26,38 @@ from fleetplane.kernel.errors import AlreadyExists, FailedPrecondition, InvalidA
 from fleetplane.kernel.identity.bindings import end_at, keys_at
 from fleetplane.kernel.resources import Key
 from fleetplane.kernel.store import ABSENT, Draft, Store
+
+_CLUSTER = f"{SCOPE}/cluster/"
+
+
+def cluster_scope(number: str) -> str:
+    """What holds for one cluster only holds here."""
+    return _CLUSTER + number
+
+
+class BoardPlaces:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def stored(self, tenant: str, place: str, name: str) -> Iterator[str]:
+        if tenant != DEFAULT_TENANT:
+            return
+        if not place:
+            yield SCOPE
+        elif place == "clusters":
+            number = self._store.claimed_by(CLUSTER, SCOPE, "name", name)
+            if number is not None:
+                yield cluster_scope(number)
+
+    def path(self, scope: str) -> str | None:
+        above = f"/tenants/{DEFAULT_TENANT}"
+        if scope == SCOPE:
+            return above
+        found = self._store.get(CLUSTER, SCOPE, scope.removeprefix(_CLUSTER))
+        if found is None or scope != cluster_scope(found.name):
+            return None
+        return f"{above}/clusters/{found.spec.name}"
+
 
 NAME_LIMIT = 253
 DESCRIPTION_LIMIT = 4096

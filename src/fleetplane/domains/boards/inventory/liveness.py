@@ -21,8 +21,7 @@ import structlog
 from fleetplane.domains.boards import rules
 from fleetplane.domains.boards.inventory.boards import SERVER, Boards, status_of
 from fleetplane.domains.boards.inventory.last_seen import BoardPresence
-from fleetplane.domains.boards.joining.approvals import Approvals
-from fleetplane.domains.boards.joining.join_tokens import JoinTokens
+from fleetplane.domains.boards.joining.join_tokens import Approvals, JoinTokens
 from fleetplane.domains.boards.kinds import (
     BOARD,
     SCOPE,

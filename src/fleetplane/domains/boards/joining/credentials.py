@@ -1,28 +1,32 @@
-"""Certificates of boards and of other servers: what stands in them, and who presents one.
+"""Certificates of boards and of other servers, and the roles of callers in this domain.
 
 A board's certificate names its number in a URI and, for those who call it, in a host name that no
-board can choose. It names no address: whoever could have any address certified could pose as this
-server. Nothing here is stored.
+board can choose. It names no address: a board that could have any address certified could pose as this
+server. Nothing here is stored. Apart from `access`, which a board's agent loads too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fleetplane.domains.boards.access import (
+    ADMIN,
     AGENT,
     CERTIFIED_ROLES,
     CONTROLLER,
+    OPERATOR,
     OPERATOR_ROLES,
     PLAIN_AGENT,
+    VIEWER,
 )
-from fleetplane.domains.boards.caller_roles import as_board_caller
 from fleetplane.domains.boards.kinds import SCOPE
 from fleetplane.fleet.people.door import Authenticators
+from fleetplane.kernel import access as built_in
 from fleetplane.kernel.access import Principal, Role, covers
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import PermissionDenied, Unauthenticated
@@ -38,6 +42,21 @@ from fleetplane.kernel.identity.certificates import peer_identity
 from fleetplane.kernel.identity.enrolment import digest
 from fleetplane.kernel.identity.revocation import Revocations
 from fleetplane.rpc import Connection
+
+_SAME = {
+    built_in.VIEWER: VIEWER,
+    built_in.OPERATOR: OPERATOR,
+    built_in.ADMIN: ADMIN,
+    built_in.OWNER: ADMIN,
+}
+"""What the built-in roles are with boards."""
+
+
+def as_board_caller(principal: Principal) -> Principal:
+    """A principal with the roles that it holds where boards lie, in the words of this domain."""
+    here = principal.at(SCOPE)
+    return replace(here, roles=here.roles | {_SAME[role] for role in here.roles if role in _SAME})
+
 
 URI_NODE = "fleetplane://boards/node/"
 URI_CONTROLLER = "fleetplane://boards/controller/"

@@ -27,7 +27,8 @@ from fleetplane.domains.boards.ca import issued as certificates
 from fleetplane.domains.boards.ca.issued import IssuedCertificates
 from fleetplane.domains.boards.inventory import boards as registry
 from fleetplane.domains.boards.inventory.boards import Boards, Came
-from fleetplane.domains.boards.joining import approvals, credentials
+from fleetplane.domains.boards.joining import credentials
+from fleetplane.domains.boards.joining import join_tokens as approvals
 from fleetplane.domains.boards.joining import join_tokens as tokens
 from fleetplane.domains.boards.joining.join_tokens import JoinTokens
 from fleetplane.domains.boards.kinds import (

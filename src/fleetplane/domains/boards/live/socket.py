@@ -1,36 +1,117 @@
-"""`/ws`: one client, in either dialect. See `events` for what is sent.
+"""The WebSocket application of `/ws`: one client, in either dialect, and the feed of events to all.
 
 A client that came without a token may send one in its first 30 seconds, and gets no event before.
-`web.sockets.conversation` has what every socket has in common.
+Each event is made once and posted to the mailbox of every listener that wants it. `events` decides what is
+sent; `web.sockets.conversation` has what every socket has in common.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import AbstractContextManager, aclosing
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, aclosing, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 import msgspec
+import psutil
 
 from fleetplane.domains.boards.access import ADMIN, OPERATOR, READ
-from fleetplane.domains.boards.calls.on_behalf_of import asked_by
-from fleetplane.domains.boards.live.events import BoardEvent, Topic
-from fleetplane.domains.boards.live.feed import EventFeed, FeedClient
+from fleetplane.domains.boards.calls.channels import asked_by
+from fleetplane.domains.boards.kinds import BOARD, CLUSTER, SCOPE
+from fleetplane.domains.boards.live.events import BoardEvent, SentStates, Topic, system_metrics
 from fleetplane.domains.boards.logs.relay import LogsRelay
-from fleetplane.domains.boards.rest.common import BoardCaller, BoardGate
+from fleetplane.domains.boards.pins.kinds import GPIO_DEVICE
+from fleetplane.domains.boards.rest.common import BoardCaller, BoardGate, envelope
 from fleetplane.domains.boards.wire import message_json as wire_json
 from fleetplane.fleet.feeds.mailbox import Mailbox
 from fleetplane.gen.boards import boards_pb2 as pb
+from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError, InvalidArgument, PermissionDenied, Unauthenticated
+from fleetplane.kernel.resources import AnyKind
+from fleetplane.kernel.store import Store
 from fleetplane.kernel.values.times import spelled
 from fleetplane.kernel.values.timestamps import timestamp
-from fleetplane.web.rest.gateway import Receive, Send
+from fleetplane.web.rest.gateway import Receive, Scope, Send
+from fleetplane.web.sockets import door
+from fleetplane.web.sockets.app import SocketApp
 from fleetplane.web.sockets.conversation import SENT_AT_ONCE, Conversation, SocketClosed
 from fleetplane.web.sockets.door import RIGHTS_ENDED
+
+SYSTEM_SECONDS = 10.0
+"""Between two messages about the server itself, while somebody wants them."""
+KINDS: Collection[AnyKind] = (CLUSTER, BOARD, GPIO_DEVICE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FeedClient:
+    """One client of the feed."""
+
+    wants: Callable[[Topic], bool]
+    mailbox: Mailbox[BoardEvent]
+
+
+class EventFeed:
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._memory = SentStates()
+        self._listeners: set[FeedClient] = set()
+        self.posted = 0
+        """Events posted so far."""
+
+    def __repr__(self) -> str:
+        return f"<EventFeed listeners={len(self._listeners)} posted={self.posted}>"
+
+    @contextmanager
+    def joined(self, listener: FeedClient) -> Iterator[None]:
+        self._listeners.add(listener)
+        try:
+            yield
+        finally:
+            self._listeners.discard(listener)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with Boundary() as tasks:
+            for kind in KINDS:
+                tasks.keep(f"boards/events/{kind.name}", partial(self._follow, kind))
+            tasks.keep("boards/events/system", self._measure)
+
+    async def _follow(self, kind: AnyKind) -> None:
+        revision, found = self._store.snapshot(kind, SCOPE)
+        self._memory.prime(found)
+        async with self._store.watch(kind, SCOPE, after=revision) as watch:
+            async for batch in watch:
+                for event in batch.events:
+                    for made in self._memory.events_of(event):
+                        self._publish(made)
+
+    async def _measure(self) -> None:
+        process = psutil.Process()
+        process.cpu_percent()  # the first answer is about nothing
+        while True:
+            await self._clock.sleep(SYSTEM_SECONDS)
+            if not any(listener.wants(Topic.SYSTEM) for listener in self._listeners):
+                continue
+            self._publish(
+                system_metrics(
+                    cpu=process.cpu_percent(),
+                    memory=round(process.memory_percent(), 3),
+                    tasks=len(asyncio.all_tasks()),
+                    at_ns=self._clock.now_ns(),
+                )
+            )
+
+    def _publish(self, event: BoardEvent) -> None:
+        self.posted += 1
+        for listener in self._listeners:
+            if listener.wants(event.topic):
+                listener.mailbox.post(event)
+
 
 PING_SECONDS = 54.0
 LOGS_LIMIT = 4
@@ -268,3 +349,30 @@ def _role(caller: BoardCaller) -> str:
         if role in caller.principal.roles:
             return word
     return "viewer"
+
+
+PATH = "/ws"
+SOCKETS_LIMIT = 1000
+SOCKETS_PER_CALLER = 10
+SUBPROTOCOL = "events"
+"""A client that offers it, or asks for `v=events`, gets the documented dialect."""
+
+
+class BoardEventsApp(SocketApp):
+    def __init__(self, parts: BoardSocketParts, *, sockets_limit: int = SOCKETS_LIMIT) -> None:
+        super().__init__(
+            clock=parts.clock,
+            authenticate=parts.authenticate,
+            sockets_limit=sockets_limit,
+            sockets_per_caller=SOCKETS_PER_CALLER,
+            envelope=envelope,
+        )
+        self._parts = parts
+
+    def subprotocol(self, scope: Scope) -> str | None:
+        return SUBPROTOCOL if SUBPROTOCOL in scope.get("subprotocols", ()) else None
+
+    def converse(self, scope: Scope, receive: Receive, send: Send, token: str | None) -> EventsSocket:
+        wanted = self.subprotocol(scope) or door.query_of(scope).get("v") == SUBPROTOCOL
+        dialect = SocketDialect.EVENTS if wanted else SocketDialect.ENVELOPE
+        return EventsSocket(self._parts, dialect=dialect, token=token, receive=receive, send=send)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from fleetplane.domains.boards.core import BoardCore
-from fleetplane.domains.boards.provisioning.credentials import SshCredentials
 from fleetplane.domains.boards.provisioning.engine import ProvisioningEngine, ProvisioningParts
 from fleetplane.domains.boards.provisioning.operations import OPERATION, Operations
 from fleetplane.domains.boards.provisioning.preflight import BoardPaths
-from fleetplane.domains.boards.provisioning.secrets import ClusterSecrets
+from fleetplane.domains.boards.provisioning.secrets import ClusterSecrets, SshCredentials
 
 KINDS = (OPERATION,)
 

@@ -28,9 +28,8 @@ from fleetplane.domains.boards.ports import (
     ProvisioningState,
     ProvisioningStep,
 )
-from fleetplane.domains.boards.provisioning import options as k3s
+from fleetplane.domains.boards.provisioning import policy as k3s
 from fleetplane.domains.boards.provisioning import ssh
-from fleetplane.domains.boards.provisioning.credentials import SshCredentials
 from fleetplane.domains.boards.provisioning.operations import (
     ALONE,
     MESSAGE_LIMIT,
@@ -46,13 +45,11 @@ from fleetplane.domains.boards.provisioning.operations import (
     is_over,
     status_of,
 )
-from fleetplane.domains.boards.provisioning.plan import CommandedStep
+from fleetplane.domains.boards.provisioning.plan import BoardSurvey, CommandedStep
 from fleetplane.domains.boards.provisioning.policy import ProvisioningPolicy
 from fleetplane.domains.boards.provisioning.preflight import BoardPaths
-from fleetplane.domains.boards.provisioning.results import ACTOR, Aftermath
-from fleetplane.domains.boards.provisioning.secrets import ClusterSecrets
-from fleetplane.domains.boards.provisioning.selection import BoardSurvey
-from fleetplane.domains.boards.provisioning.steps import BoardWork
+from fleetplane.domains.boards.provisioning.secrets import ClusterSecrets, SshCredentials
+from fleetplane.domains.boards.provisioning.steps import ACTOR, Aftermath, BoardWork
 from fleetplane.kernel.boundary import Boundary, contained
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError, NotFound

@@ -20,7 +20,7 @@ import msgspec
 from fleetplane.domains.boards.fences import Fence
 from fleetplane.domains.boards.kinds import SCOPE, BoardRole, BoardsSpec
 from fleetplane.domains.boards.ports import ProvisioningAction, ProvisioningState
-from fleetplane.domains.boards.provisioning.options import K3sOptions
+from fleetplane.domains.boards.provisioning.policy import K3sOptions
 from fleetplane.kernel.errors import Conflict, NotFound
 from fleetplane.kernel.resources import Kind, Resource
 from fleetplane.kernel.store import ABSENT, Draft, Store

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fleetplane.domains.boards.provisioning.credentials import SshCredential
+from fleetplane.domains.boards.provisioning.secrets import SshCredential
 from fleetplane.kernel.errors import (
     FailedPrecondition,
     InvalidArgument,

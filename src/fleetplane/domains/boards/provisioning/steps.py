@@ -1,4 +1,12 @@
-"""Carrying out the steps for one board, over one connection that is opened anew after a restart."""
+"""The steps of an operation on one board, and the states of boards and clusters that result.
+
+The connection of an operation is opened anew after a restart.
+
+An operation that a server was at when it died is taken over by the next one, while its last command may still
+run on the board; and a server that was only stopped continues with its next command when it wakes. So each
+command that changes something runs under a lock in the home of the login, and a file beside the lock names
+the newest order. A newer owner waits for the command of an older one; an older owner is refused.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +16,53 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from fleetplane.domains.boards.fences import Fence
-from fleetplane.domains.boards.provisioning import guard, preflight
-from fleetplane.domains.boards.provisioning.credentials import SshCredential
-from fleetplane.domains.boards.provisioning.operations import OperationTaken
+from fleetplane.domains.boards.inventory.boards import Boards
+from fleetplane.domains.boards.inventory.clusters import Clusters
+from fleetplane.domains.boards.kinds import BoardRole, BoardState, ClusterState
+from fleetplane.domains.boards.ports import ProvisioningAction
+from fleetplane.domains.boards.provisioning import preflight
+from fleetplane.domains.boards.provisioning.operations import (
+    BoardOperation,
+    Operation,
+    OperationSpec,
+    OperationTaken,
+    StepState,
+    status_of,
+)
 from fleetplane.domains.boards.provisioning.plan import SHORT_SECONDS, BoardHost, CommandedStep, Doing
 from fleetplane.domains.boards.provisioning.preflight import BoardPaths, Findings
+from fleetplane.domains.boards.provisioning.secrets import ClusterSecrets, SshCredential
 from fleetplane.domains.boards.provisioning.ssh import CommandPrinted, Dial, SshSession
+from fleetplane.domains.boards.rules import BoardFacts
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FailedPrecondition, FleetplaneError, Unavailable
+
+OVERTAKEN = 97
+"""Exit code: a newer owner has run something here."""
+BUSY = 98
+"""Exit code: what another one runs here did not end in time."""
+
+
+def guarded(command: str, *, fence: Fence, operation: str, mark: str, wait_seconds: float) -> str:
+    """The command under the lock; `mark` is where the file lies, from the home or from the root."""
+    file = shlex.quote(mark)
+    lineage, said = shlex.quote(fence.lineage), shlex.quote(f"{fence.lineage} {fence.revision} {operation}")
+    inside = "\n".join(
+        (
+            "lineage= revision=",
+            f"[ ! -e {file} ] || read -r lineage revision rest < {file}",
+            f'if [ "$lineage" = {lineage} ] && [ "$revision" -gt {fence.revision} ] 2>/dev/null; then',
+            "    echo 'another server has taken the operation over' >&2",
+            f"    exit {OVERTAKEN}",
+            "fi",
+            f"printf '%s\\n' {said} > {file}.new && mv -- {file}.new {file} || exit 1",
+            command,
+        )
+    )
+    # The lock stays with flock: what a command leaves running in the background does not keep it.
+    lock = shlex.join(["flock", "-o", "-w", f"{wait_seconds:.0f}", "-E", str(BUSY), f"{mark}.lock"])
+    return f"(umask 077; : >> {file}.lock) && exec {lock} sh -c {shlex.quote(inside)}"
+
 
 ASK_SECONDS = 2.0
 """Between two questions whether a board is back, or k3s ready."""
@@ -100,7 +147,7 @@ class BoardWork:
         """Run a command that changes something, unless another server has taken over."""
         if self.fence is None:
             return await self._ask(command, seconds=seconds, stdin=stdin)
-        wrapped = guard.guarded(
+        wrapped = guarded(
             command,
             fence=self.fence,
             operation=self.operation,
@@ -108,9 +155,9 @@ class BoardWork:
             wait_seconds=seconds,
         )
         printed = await self._ask(wrapped, seconds=2 * seconds, stdin=stdin)
-        if printed.exit_code == guard.OVERTAKEN:
+        if printed.exit_code == OVERTAKEN:
             raise OperationTaken(f"another server has taken operation {self.operation} over")
-        if printed.exit_code == guard.BUSY:
+        if printed.exit_code == BUSY:
             raise StepFailed(
                 f"what another server began on the board did not end within {seconds:g} s",
                 hint="ask for the operation again",
@@ -229,3 +276,60 @@ def _end(output: str) -> str:
     """The last line that says something."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     return lines[-1][:WORDS_LIMIT] if lines else ""
+
+
+ACTOR = "system/provisioning"
+
+
+class Aftermath:
+    def __init__(self, boards: Boards, clusters: Clusters, secrets: ClusterSecrets) -> None:
+        self._boards = boards
+        self._clusters = clusters
+        self._secrets = secrets
+
+    async def began(self, spec: OperationSpec) -> None:
+        if spec.action is ProvisioningAction.CHECK:
+            return
+        for work in spec.works:
+            await self._boards.declare(work.board, BoardState.PROVISIONING, actor=ACTOR)
+        await self._cluster(spec, ClusterState.PROVISIONING)
+
+    async def board_done(
+        self, spec: OperationSpec, work: BoardOperation, hands: BoardWork, server_url: str
+    ) -> None:
+        if spec.action is ProvisioningAction.DEPROVISION:
+            await self._boards.depart(work.board, actor=ACTOR)
+        if spec.action is not ProvisioningAction.PROVISION:
+            return
+        if work.role is BoardRole.MASTER and spec.cluster_id is not None:
+            if hands.collected:
+                token, kubeconfig = hands.collected
+                await self._secrets.keep(
+                    spec.cluster_id, token=token.strip(), kubeconfig=kubeconfig, actor=ACTOR
+                )
+            await self._clusters.update(
+                spec.cluster_id, actor=ACTOR, version=hands.version, master_endpoint=server_url
+            )
+        hostname = hands.findings.hostname if hands.findings is not None else ""
+        facts = BoardFacts(
+            role=work.role, cluster_id=spec.cluster_id, kube_version=hands.version, node_name=hostname
+        )
+        await self._boards.declare(work.board, BoardState.READY, actor=ACTOR, facts=facts)
+
+    async def worked(self, spec: OperationSpec, *, completely: bool) -> None:
+        await self._cluster(spec, ClusterState.ACTIVE if completely else ClusterState.DEGRADED)
+
+    async def failed(self, operation: Operation) -> None:
+        """A board whose steps were not all taken is not what was wanted."""
+        spec = operation.spec
+        if spec.action is ProvisioningAction.CHECK:
+            return
+        unfinished = {step.board for step in status_of(operation).steps if step.state is not StepState.DONE}
+        for board in unfinished:
+            await self._boards.declare(board, BoardState.FAILED, actor=ACTOR)
+        if spec.works[0].board in unfinished:
+            await self._cluster(spec, ClusterState.FAILED)
+
+    async def _cluster(self, spec: OperationSpec, state: ClusterState) -> None:
+        if spec.cluster_id is not None and spec.action is ProvisioningAction.PROVISION:
+            await self._clusters.update(spec.cluster_id, actor=ACTOR, state=state)

@@ -8,33 +8,26 @@ from functools import cached_property
 from prometheus_client.registry import Collector
 
 from fleetplane.domains.boards.access import GRANTS
-from fleetplane.domains.boards.caller_roles import as_board_caller
 from fleetplane.domains.boards.calls.assembly import NodeSide
 from fleetplane.domains.boards.core import BoardCore
-from fleetplane.domains.boards.inventory.places import BoardPlaces
-from fleetplane.domains.boards.inventory.service_reports import BOARD_SERVICE
+from fleetplane.domains.boards.inventory.clusters import BoardPlaces
+from fleetplane.domains.boards.inventory.last_seen import BOARD_SERVICE
+from fleetplane.domains.boards.joining.credentials import as_board_caller
 from fleetplane.domains.boards.kinds import SCOPE
-from fleetplane.domains.boards.live import app as events_app
-from fleetplane.domains.boards.live.app import BoardEventsApp
-from fleetplane.domains.boards.live.feed import EventFeed
-from fleetplane.domains.boards.live.socket import BoardSocketParts
-from fleetplane.domains.boards.logins import LOGIN, BoardBearers, logins_of
+from fleetplane.domains.boards.live import socket as events_app
+from fleetplane.domains.boards.live.socket import BoardEventsApp, BoardSocketParts, EventFeed
 from fleetplane.domains.boards.provisioning.assembly import ProvisioningSide
-from fleetplane.domains.boards.provisioning.disclosures import DISCLOSURE, Disclosures
+from fleetplane.domains.boards.provisioning.secrets import DISCLOSURE, Disclosures
 from fleetplane.domains.boards.rest.certificates import CertificateRoutes
-from fleetplane.domains.boards.rest.clusters import ClusterRoutes
-from fleetplane.domains.boards.rest.commands import CommandRoutes
-from fleetplane.domains.boards.rest.common import envelope
-from fleetplane.domains.boards.rest.joining import JoiningRoutes
-from fleetplane.domains.boards.rest.nodes import NodeRoutes, NodeShow
+from fleetplane.domains.boards.rest.clusters import ClusterRoutes, SecretRoutes
+from fleetplane.domains.boards.rest.commands import CommandRoutes, run_routes
+from fleetplane.domains.boards.rest.common import BoardError, envelope
+from fleetplane.domains.boards.rest.nodes import JoiningRoutes, NodeRoutes, NodeShow
 from fleetplane.domains.boards.rest.pins import GpioRoutes
 from fleetplane.domains.boards.rest.provisioning import ProvisioningRoutes
-from fleetplane.domains.boards.rest.runs import run_routes
-from fleetplane.domains.boards.rest.secrets import SecretRoutes
-from fleetplane.domains.boards.rest.shapes.base import BoardError
 from fleetplane.domains.boards.rest.system import ProbeRoutes, SystemRoutes
 from fleetplane.domains.boards.rest.telemetry import TelemetryRoutes
-from fleetplane.domains.boards.rest.users import PeopleRoutes
+from fleetplane.domains.boards.rest.users import LOGIN, BoardBearers, PeopleRoutes, logins_of
 from fleetplane.domains.boards.users import FAMILY, PERSON, PERSON_RULES, ROLES, People
 from fleetplane.fleet.people.account_kind import subject_of
 from fleetplane.fleet.people.account_migration import migrate

@@ -13,7 +13,8 @@ from msgspec.structs import asdict
 from fleetplane.domains.boards.access import ADMINISTER, OPERATE, READ
 from fleetplane.domains.boards.ca import rules as ca_rules
 from fleetplane.domains.boards.ca.issued import IssuedCertificates
-from fleetplane.domains.boards.ca.kinds import (
+from fleetplane.domains.boards.ca.requests import CertificateRequests
+from fleetplane.domains.boards.ca.rules import (
     CertificateRequest,
     CertificateType,
     IssuedState,
@@ -21,7 +22,6 @@ from fleetplane.domains.boards.ca.kinds import (
     RequestState,
     request_status,
 )
-from fleetplane.domains.boards.ca.requests import CertificateRequests
 from fleetplane.domains.boards.grpc.certificates import CertificateMethods
 from fleetplane.domains.boards.kinds import Certificate
 from fleetplane.domains.boards.rest.common import (
@@ -33,8 +33,8 @@ from fleetplane.domains.boards.rest.common import (
     listed,
     number_in,
     reference,
+    spelled_as,
 )
-from fleetplane.domains.boards.rest.shapes.base import spelled_as
 from fleetplane.domains.boards.rest.shapes.certificates import (
     AuthorityCertificate,
     CertificateCounts,

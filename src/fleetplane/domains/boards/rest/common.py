@@ -1,7 +1,7 @@
-"""What the REST rooms of boards share: who calls, how errors look, numbers, pages.
+"""What the REST modules of boards share: callers, errors, numbers, pages and the base of all answers.
 
-Two shapes of errors are known to those who speak with us: `{"error": title, "message": text}`
-everywhere, and `{"error": text, "code": CODE}` where boards are provisioned.
+Known clients read two shapes of errors: `{"error": title, "message": text}` everywhere, and
+`{"error": text, "code": CODE}` where boards are provisioned.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
+from google.protobuf.message import Message as ProtoMessage
 from msgspec import UNSET, UnsetType
 
 from fleetplane.domains.boards.kinds import NUMBER_LIMIT
-from fleetplane.domains.boards.rest.shapes.base import BoardError
+from fleetplane.domains.boards.wire import message_json
 from fleetplane.kernel.access import Principal
 from fleetplane.kernel.errors import FleetplaneError, InvalidArgument
 from fleetplane.web.rest.bodies import given
@@ -25,8 +26,55 @@ from fleetplane.web.rest.pages import decimal, whole_number
 from fleetplane.web.rest.problems import Envelope, Refusal, Rejected, refusal
 from fleetplane.web.rest.routes import Call, Query
 
-T = TypeVar("T")
 V = TypeVar("V")
+
+
+class BoardShape(msgspec.Struct, frozen=True, kw_only=True):
+    """Part of an answer. Field order is the order on the wire."""
+
+
+S = TypeVar("S", bound=BoardShape)
+
+
+def spelled_as(message: ProtoMessage, shape: type[S], **further: object) -> S:
+    """A message of gRPC as a shape that has its fields, with what REST adds to them."""
+    return msgspec.convert({**message_json.plain(message), **further}, shape)
+
+
+class Data(BoardShape, Generic[V], frozen=True, kw_only=True):
+    """One thing, in its wrapping."""
+
+    data: V
+
+
+class Rows(BoardShape, Generic[V], frozen=True, kw_only=True):
+    """One page of rows, with what a reader needs to ask for the next."""
+
+    data: Sequence[V]
+    count: int
+    total: int
+    limit: int
+    offset: int
+
+
+class Message(BoardShape, frozen=True, kw_only=True):
+    message: str
+
+
+class BoardError(BoardShape, frozen=True, kw_only=True):
+    """Every refusal. Where boards are provisioned, `error` is the message and `code` names its kind."""
+
+    error: str
+    code: str | UnsetType = UNSET
+    message: str
+    request_id: str
+    reason: str | UnsetType = UNSET
+    field: str | UnsetType = UNSET
+    hint: str | UnsetType = UNSET
+    cause: str | UnsetType = UNSET
+
+
+T = TypeVar("T")
 E = TypeVar("E", bound=StrEnum)
 R = TypeVar("R")
 

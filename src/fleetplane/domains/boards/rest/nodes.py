@@ -1,4 +1,4 @@
-"""REST: boards, as the wire calls them: nodes."""
+"""REST: boards, which the wire calls nodes, their join tokens and the approvals of their keys."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
+from msgspec.structs import asdict
 
 from fleetplane.domains.boards.access import ADMINISTER, OPERATE, READ
-from fleetplane.domains.boards.inventory.boards import Boards, status_of
-from fleetplane.domains.boards.inventory.deletion import delete_board
+from fleetplane.domains.boards.inventory.boards import Boards, delete_board, status_of
 from fleetplane.domains.boards.inventory.last_seen import BoardPresence
-from fleetplane.domains.boards.kinds import Board, BoardRole, BoardState, number_of
+from fleetplane.domains.boards.joining.join_tokens import DEFAULT_LIFE_SECONDS, Approvals, JoinTokens
+from fleetplane.domains.boards.kinds import Board, BoardRole, BoardState, TokenPurpose, number_of
 from fleetplane.domains.boards.pins.devices import Devices
 from fleetplane.domains.boards.rest import views
 from fleetplane.domains.boards.rest.common import (
@@ -28,12 +29,110 @@ from fleetplane.domains.boards.rest.common import (
     number_in,
     reference,
 )
-from fleetplane.domains.boards.rest.shapes.inventory import AdoptedNode, NodeData, NodeRows, ShownNode
+from fleetplane.domains.boards.rest.views import (
+    AdoptedNode,
+    ApprovalData,
+    ApprovalRows,
+    IssuedJoinToken,
+    JoinTokenRows,
+    NodeData,
+    NodeRows,
+    ShownNode,
+)
 from fleetplane.domains.boards.rules import BoardFacts
-from fleetplane.kernel.errors import InvalidArgument
+from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.errors import InvalidArgument, PermissionDenied
 from fleetplane.kernel.identity.revocation import Revocations
 from fleetplane.web.rest.bodies import given
-from fleetplane.web.rest.routes import Answer, Query, Route, RouteGroup
+from fleetplane.web.rest.routes import Answer, Gate, Query, Route, RouteGroup
+
+_JOINING_ROUTES = RouteGroup("Joining")
+
+
+class TokenBody(msgspec.Struct, forbid_unknown_fields=True):
+    name: str = ""
+    """Which the board must have; any when empty."""
+    role: BoardRole | None = None
+    cluster_id: int | None = None
+    replaces: int | None = None
+    """The board whose lost key may be replaced."""
+    purpose: TokenPurpose = TokenPurpose.BOARD
+    ttl_seconds: float = DEFAULT_LIFE_SECONDS
+
+
+class DecisionBody(msgspec.Struct, forbid_unknown_fields=True):
+    approve: bool
+
+
+class JoiningRoutes:
+    def __init__(self, *, tokens: JoinTokens, approvals: Approvals, gate: Gate[Any], clock: Clock) -> None:
+        self._tokens = tokens
+        self._approvals = approvals
+        self._gate = gate
+        self._clock = clock
+
+    def routes(self) -> Sequence[Route]:
+        return (
+            _JOINING_ROUTES.post(
+                "/join-tokens", self.create, OPERATE, body=TokenBody, body_optional=True, status=CREATED
+            ),
+            _JOINING_ROUTES.get("/join-tokens", self.list, OPERATE, query=PAGING),
+            _JOINING_ROUTES.delete("/join-tokens/{token}", self.revoke, OPERATE, status=NO_CONTENT),
+            _JOINING_ROUTES.get("/approvals", self.waiting, READ, query=PAGING),
+            _JOINING_ROUTES.post("/approvals/{approval}", self.decide, ADMINISTER, body=DecisionBody),
+        )
+
+    async def create(self, call: BoardCall) -> Answer[IssuedJoinToken]:
+        """Create a single-use join token."""
+        body: TokenBody = call.body or TokenBody()
+        if body.purpose is TokenPurpose.CONTROLLER or body.replaces is not None:
+            self._require_admin(call)
+        made = await self._tokens.create(
+            actor=actor(call),
+            board_name=body.name,
+            role=body.role,
+            cluster_id=body.cluster_id,
+            replaces=body.replaces,
+            purpose=body.purpose,
+            life_seconds=body.ttl_seconds,
+        )
+        told = views.join_token(made.token, now_ns=self._clock.now_ns())
+        return Answer(content=IssuedJoinToken(token=made.text, **asdict(told)))
+
+    def _require_admin(self, call: BoardCall) -> None:
+        """Another server sees everything, and a board's place is its identity: not for every operator."""
+        try:
+            self._gate.admit(call.caller, ADMINISTER, call.path)
+        except PermissionDenied as error:
+            raise PermissionDenied(
+                "tokens for servers, and for another key of a known board, are made by administrators"
+            ) from error
+
+    async def list(self, call: BoardCall) -> Answer[JoinTokenRows]:
+        """List join tokens, without their text."""
+        now_ns = self._clock.now_ns()
+        found = sorted(self._tokens.all(), key=lambda one: -one.created_revision)
+        return Answer(
+            content=listed(call, found, lambda one: views.join_token(one, now_ns=now_ns), JoinTokenRows)
+        )
+
+    async def revoke(self, call: BoardCall) -> Answer[None]:
+        """Revoke a join token."""
+        await self._tokens.revoke(call.path["token"], actor=actor(call))
+        return Answer(content=None)
+
+    async def waiting(self, call: BoardCall) -> Answer[ApprovalRows]:
+        """List keys that wait for approval to replace a known board's key."""
+        return Answer(content=listed(call, self._approvals.all(), views.approval, ApprovalRows))
+
+    async def decide(self, call: BoardCall) -> Answer[ApprovalData]:
+        """Approve or reject a waiting key."""
+        body: DecisionBody = call.body
+        name, by = call.path["approval"], actor(call)
+        view = call.answering(lambda decided: Answer(content=ApprovalData(data=views.approval(decided))))
+        decide = self._approvals.approve if body.approve else self._approvals.reject
+        return view(await decide(name, actor=by))
+
 
 _ONE = "/nodes/{id}"
 _ROUTES = RouteGroup("Nodes")

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from fleetplane.domains.boards.access import ADMIN, ADMINISTER, OPERATE, READ
-from fleetplane.domains.boards.calls.on_behalf_of import asked_by
+from fleetplane.domains.boards.calls.channels import asked_by
 from fleetplane.domains.boards.inventory.boards import Boards
 from fleetplane.domains.boards.pins import rules as gpio_rules
 from fleetplane.domains.boards.pins.devices import Devices
@@ -37,7 +37,7 @@ from fleetplane.domains.boards.rest.common import (
     number_in,
     reference,
 )
-from fleetplane.domains.boards.rest.shapes.pins import (
+from fleetplane.domains.boards.rest.views import (
     EndedReservations,
     NodePins,
     PinData,
@@ -49,8 +49,8 @@ from fleetplane.domains.boards.rest.shapes.pins import (
     PinRows,
     ReleasedPin,
     ReservedPin,
+    gpio_device,
 )
-from fleetplane.domains.boards.rest.views import gpio_device
 from fleetplane.domains.boards.wire.message_json import json_number
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import InvalidArgument

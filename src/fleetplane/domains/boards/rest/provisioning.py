@@ -28,7 +28,7 @@ from fleetplane.domains.boards.rest.common import (
     provisioning_envelope,
     reference,
 )
-from fleetplane.domains.boards.rest.shapes.work import (
+from fleetplane.domains.boards.rest.shapes.people import (
     OperationData,
     OperationRows,
     OrderAnswer,

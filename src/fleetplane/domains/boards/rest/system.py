@@ -13,9 +13,8 @@ import psutil
 
 from fleetplane.domains.boards.access import READ
 from fleetplane.domains.boards.grpc.system import memory_info
-from fleetplane.domains.boards.inventory.service_reports import ServiceReports
-from fleetplane.domains.boards.rest.common import BoardCall
-from fleetplane.domains.boards.rest.shapes.base import spelled_as
+from fleetplane.domains.boards.inventory.last_seen import ServiceReports
+from fleetplane.domains.boards.rest.common import BoardCall, spelled_as
 from fleetplane.domains.boards.rest.shapes.people import (
     ServedBy,
     ServerCollections,

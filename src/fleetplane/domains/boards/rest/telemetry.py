@@ -6,15 +6,13 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 
 from fleetplane.domains.boards.access import READ
-from fleetplane.domains.boards.calls.channels import CallOrigin
-from fleetplane.domains.boards.calls.on_behalf_of import asked_by
+from fleetplane.domains.boards.calls.channels import CallOrigin, asked_by
 from fleetplane.domains.boards.inventory.boards import Boards, status_of
 from fleetplane.domains.boards.kinds import number_of
 from fleetplane.domains.boards.logs.relay import TAIL_LIMIT, LogsRelay
-from fleetplane.domains.boards.metrics import samples
+from fleetplane.domains.boards.metrics import history as samples
 from fleetplane.domains.boards.metrics.history import MetricsHistory
-from fleetplane.domains.boards.rest.common import PAGE_LIMIT, BoardCall, flag, number_in, page_in
-from fleetplane.domains.boards.rest.shapes.base import spelled_as
+from fleetplane.domains.boards.rest.common import PAGE_LIMIT, BoardCall, flag, number_in, page_in, spelled_as
 from fleetplane.domains.boards.rest.shapes.telemetry import (
     AgentHealth,
     AgentHealthData,

@@ -1,34 +1,278 @@
-"""Boards and what belongs to them as REST shows them: one function a shape. Pure."""
+"""Boards, clusters, pins, join tokens and approvals in REST: each shape and how a record fills it. Pure.
+
+The order of fields is the order on the wire.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType, field
 
 from fleetplane.domains.boards.inventory.boards import status_of
 from fleetplane.domains.boards.kinds import (
     Approval,
     ApprovalState,
     Board,
+    BoardRole,
+    BoardState,
     Cluster,
     ClusterState,
     JoinToken,
+    TokenPurpose,
     number_of,
 )
 from fleetplane.domains.boards.pins import kinds as gpio_kinds
-from fleetplane.domains.boards.pins.kinds import Device, device_number
-from fleetplane.domains.boards.rest.shapes.inventory import (
-    ShownAgent,
-    ShownApproval,
-    ShownCluster,
-    ShownCondition,
-    ShownJoinToken,
-    ShownNode,
+from fleetplane.domains.boards.pins.kinds import (
+    Device,
+    DeviceState,
+    DeviceType,
+    Direction,
+    GpioConfig,
+    Pull,
+    device_number,
 )
-from fleetplane.domains.boards.rest.shapes.pins import ShownPin
+from fleetplane.domains.boards.rest.common import BoardShape, Data, Rows
 from fleetplane.domains.boards.wire.message_json import json_number
 from fleetplane.kernel.values.times import spelled, spelled_or_null
+from fleetplane.web.rest.values import Number
+
+
+class ShownPin(BoardShape, frozen=True, kw_only=True):
+    id: int
+    name: str
+    description: str
+    node_id: int
+    pin_number: int
+    direction: Direction
+    pull_mode: Pull
+    value: Number | None
+    device_type: DeviceType
+    status: DeviceState
+    config: GpioConfig
+    created_at: str
+    updated_at: str
+    reserved_by: str | None
+    reserved_at: str | None
+    reservation_ttl: str | None
+    """When the reservation ends."""
+    wanted: int | None
+    value_at: str | None
+    reason: str
+    message: str
+
+
+class PinRows(Rows[ShownPin], frozen=True, kw_only=True):
+    """Pins in use."""
+
+
+class PinData(Data[ShownPin], frozen=True, kw_only=True):
+    """One pin."""
+
+
+class NodePins(BoardShape, frozen=True, kw_only=True):
+    gpio_devices: Sequence[ShownPin]
+    count: int
+    node_id: int
+
+
+class PinLevel(BoardShape, frozen=True, kw_only=True):
+    device_id: int
+    node_id: int
+    pin: int
+    value: int
+    timestamp: str
+
+
+class PinReading(BoardShape, frozen=True, kw_only=True):
+    device_id: int
+    value: Number
+    timestamp: str
+
+
+class PinReadings(BoardShape, frozen=True, kw_only=True):
+    readings: Sequence[PinReading]
+    count: int
+    device_id: int
+
+
+class PinReservation(BoardShape, frozen=True, kw_only=True):
+    pin_id: int
+    node_id: int
+    pin_number: int
+    reserved_by: str
+    reserved_at: str
+    expires_at: str | None
+
+
+class PinReservations(BoardShape, frozen=True, kw_only=True):
+    reservations: Sequence[PinReservation]
+    count: int
+
+
+class EndedReservations(BoardShape, frozen=True, kw_only=True):
+    message: str
+    cleaned_count: int
+
+
+class ReservedPin(BoardShape, frozen=True, kw_only=True):
+    message: str
+    gpio_id: int
+    client_id: str
+    reserved_by: str
+    expires_at: str | None
+
+
+class ReleasedPin(BoardShape, frozen=True, kw_only=True):
+    message: str
+    gpio_id: int
+    client_id: str
+
+
+class ShownAgent(BoardShape, frozen=True, kw_only=True):
+    version: str
+    address: str
+    port: int
+    capabilities: Sequence[str]
+    plaintext: bool
+    registered_at: str | None
+    certificate_expires_at: str | None
+
+
+class ShownCondition(BoardShape, frozen=True, kw_only=True):
+    type: str
+    status: str
+    reason: str
+    message: str
+    since: str | None
+
+
+class ShownNode(BoardShape, frozen=True, kw_only=True):
+    id: int
+    name: str
+    ip_address: str
+    mac_address: str
+    status: BoardState
+    role: BoardRole
+    created_at: str
+    updated_at: str
+    deleted_at: None
+    architecture: str
+    model: str
+    serial_number: str
+    cpu_cores: int
+    memory: int
+    cluster_id: int | None
+    kube_version: str
+    node_name: str
+    os_version: str
+    kernel_version: str
+    last_seen: str | None
+    agent: ShownAgent
+    declared_status: BoardState
+    labels: Mapping[str, str]
+    conditions: Sequence[ShownCondition]
+    gpio_devices: Sequence[ShownPin] | UnsetType = UNSET
+
+
+class NodeRows(Rows[ShownNode], frozen=True, kw_only=True):
+    """Boards."""
+
+
+class NodeData(Data[ShownNode], frozen=True, kw_only=True):
+    """One board."""
+
+
+class AdoptedNode(Data[ShownNode], frozen=True, kw_only=True):
+    message: str
+
+
+class ShownCluster(BoardShape, frozen=True, kw_only=True):
+    id: int
+    name: str
+    description: str
+    status: ClusterState
+    version: str
+    created_at: str
+    updated_at: str
+    deleted_at: None
+    master_endpoint: str
+    nodes: Sequence[ShownNode] | UnsetType = UNSET
+
+
+class ClusterRows(BoardShape, frozen=True, kw_only=True):
+    """Clusters."""
+
+    data: Sequence[ShownCluster] = field(name="clusters")
+    count: int
+    total: int
+    limit: int
+    offset: int
+
+
+class ClusterNodes(BoardShape, frozen=True, kw_only=True):
+    nodes: Sequence[ShownNode]
+    count: int
+    cluster_id: int
+
+
+class ShownJoinToken(BoardShape, frozen=True, kw_only=True):
+    id: str
+    state: str
+    """`good`, `used` or `expired`."""
+    purpose: TokenPurpose
+    name: str | None
+    role: BoardRole | None
+    cluster_id: int | None
+    replaces: int | None
+    created_by: str
+    created_at: str
+    expires_at: str
+    used_at: str | None
+    used_by: str | None
+
+
+class IssuedJoinToken(BoardShape, frozen=True, kw_only=True):
+    """With its text, which is shown once."""
+
+    token: str
+    id: str
+    state: str
+    purpose: TokenPurpose
+    name: str | None
+    role: BoardRole | None
+    cluster_id: int | None
+    replaces: int | None
+    created_by: str
+    created_at: str
+    expires_at: str
+    used_at: str | None
+    used_by: str | None
+
+
+class JoinTokenRows(Rows[ShownJoinToken], frozen=True, kw_only=True):
+    """Tokens with which boards join, newest first."""
+
+
+class ShownApproval(BoardShape, frozen=True, kw_only=True):
+    id: str
+    node_id: int
+    name: str
+    state: ApprovalState
+    key: str
+    serial_number: str
+    mac_address: str
+    address: str
+    requested_at: str
+    decided_by: str | None
+
+
+class ApprovalRows(Rows[ShownApproval], frozen=True, kw_only=True):
+    """Keys that ask to take a known board's place."""
+
+
+class ApprovalData(Data[ShownApproval], frozen=True, kw_only=True):
+    """One such key."""
 
 
 def node(board: Board, *, last_seen_ns: int | None, devices: Iterable[ShownPin] | None = None) -> ShownNode:

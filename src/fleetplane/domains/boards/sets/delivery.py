@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from fleetplane.domains.boards.commands import selection
+from fleetplane.domains.boards.commands import runs
 from fleetplane.domains.boards.inventory.boards import status_of
 from fleetplane.domains.boards.kinds import BOARD, SCOPE, Board, number_of
 from fleetplane.domains.boards.sets import rules
-from fleetplane.domains.boards.sets.kinds import (
+from fleetplane.domains.boards.sets.rules import (
     BOARD_APPLIED,
     BOARD_SET,
     SETS,
@@ -225,7 +225,7 @@ class BoardSets:
 
 def _facts(board: Board, clusters: Mapping[int, str]) -> Facts:
     """What a board can be selected by; not how it is, or it would lose its programs when it is not well."""
-    found = dict(selection.facts(board, clusters))
+    found = dict(runs.facts(board, clusters))
     found.pop(rules.STATUS, None)
     return found
 

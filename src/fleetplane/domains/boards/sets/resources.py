@@ -10,7 +10,7 @@ from fleetplane.domains.boards import access
 from fleetplane.domains.boards.kinds import BOARD, SCOPE
 from fleetplane.domains.boards.resources import MIRROR, TENANT, at_tenant
 from fleetplane.domains.boards.sets import rules
-from fleetplane.domains.boards.sets.kinds import (
+from fleetplane.domains.boards.sets.rules import (
     BOARD_APPLIED,
     BOARD_SET,
     SUBJECT,

@@ -9,7 +9,7 @@ from cryptography import x509
 from cryptography.x509.oid import NameOID
 
 from fleetplane.domains.boards.ca import rules as ca_rules
-from fleetplane.domains.boards.ca.kinds import (
+from fleetplane.domains.boards.ca.rules import (
     CertificateRequest,
     CertificateType,
     IssuedState,

@@ -1,19 +1,33 @@
-"""Protobuf messages as REST shows them: fields by their names, moments and enums spelled out. Pure.
+"""Protobuf messages as REST shows them, and pages as the original services count them. Pure.
 
 An enum is its value's own part of the name, in lower case: `CERTIFICATE_STATUS_ACTIVE` is `active`.
-A field that may be absent, and is, is null; what was not said of an enum is an empty text.
+An absent optional field is null; an unspecified enum is an empty text.
 """
 
 from __future__ import annotations
 
 import base64
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from fleetplane.kernel.values.times import NS, spelled
+
+PAGE_DEFAULT = 50
+PAGE_LIMIT = 1000
+
+T = TypeVar("T")
+
+
+def page_of(found: Sequence[T], *, page: int, page_size: int) -> Sequence[T]:
+    """What is below 1 is taken for the first page, and for the usual size."""
+    size = min(page_size, PAGE_LIMIT) if page_size > 0 else PAGE_DEFAULT
+    start = (max(page, 1) - 1) * size
+    return found[start : start + size]
+
 
 # Descriptors are of two unrelated types, by how protobuf was built: hence Any.
 _UNSAID = "UNSPECIFIED"

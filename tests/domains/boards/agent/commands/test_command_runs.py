@@ -14,9 +14,9 @@ import pytest
 from support.boards.boards_rig import until
 from support.shared.processes_seen import gone, with_mark
 
-from fleetplane.domains.boards.agent.commands import runs as command_runs
+from fleetplane.domains.boards.agent.commands import commands as command_runs
+from fleetplane.domains.boards.agent.commands.commands import ProgramEnd
 from fleetplane.domains.boards.agent.commands.rules import ProgramJob
-from fleetplane.domains.boards.agent.commands.runs import ProgramEnd
 from fleetplane.kernel.errors import FailedPrecondition, PermissionDenied, SettingsError, Unavailable
 from fleetplane.node.programs import run as program_run
 from fleetplane.node.programs.containment import Containment
@@ -183,7 +183,7 @@ async def test_a_fork_bomb_meets_its_limit_and_is_swept_up(
             most = max(most, len(list(with_mark(str(script)))))
             await asyncio.sleep(0.02)
 
-    monkeypatch.setattr(command_runs, "Kept", keeping)
+    monkeypatch.setattr(command_runs, "KeptOutput", keeping)
     time_runs_out(monkeypatch, lambda: most > 0 and b"Resource temporarily" in bytes(kept[0].stderr))
     watching = asyncio.create_task(watch())
     # Limits are of all that a user runs, and programs of other tests run as nobody.

@@ -16,9 +16,9 @@ from fleetplane.domains.boards.agent.audit import BoardAuditLog
 from fleetplane.domains.boards.agent.config import ProgramsSection, RuleSection
 from fleetplane.domains.boards.agent.desired.keeper import DesiredKeeper
 from fleetplane.domains.boards.agent.desired.packages import PackagePolicy, Packages
-from fleetplane.domains.boards.agent.gpio.errors import HardwareSilent
+from fleetplane.domains.boards.agent.gpio.chip import HardwareSilent
+from fleetplane.domains.boards.agent.gpio.drivers import SimulatedBoard, Wire
 from fleetplane.domains.boards.agent.gpio.hardware_thread import HardwareThread
-from fleetplane.domains.boards.agent.gpio.simulated import SimulatedBoard, Wire
 from fleetplane.domains.boards.agent.membership import BoardIdentityFolder
 from fleetplane.domains.boards.agent.pins.pins import Pins
 from fleetplane.domains.boards.agent.pins.rules import PinPolicy

@@ -16,10 +16,9 @@ from support.boards.debian_root import DebianRoot
 
 from fleetplane.domains.boards.agent.audit import BoardAuditLog
 from fleetplane.domains.boards.agent.config import decode
-from fleetplane.domains.boards.agent.desired import apt
-from fleetplane.domains.boards.agent.desired.apt import plan_of
-from fleetplane.domains.boards.agent.desired.packages import PackagePolicy, Packages
-from fleetplane.domains.boards.agent.gpio.simulated import SimulatedBoard
+from fleetplane.domains.boards.agent.desired import packages as apt
+from fleetplane.domains.boards.agent.desired.packages import PackagePolicy, Packages, plan_of
+from fleetplane.domains.boards.agent.gpio.drivers import SimulatedBoard
 from fleetplane.domains.boards.agent.membership import BoardIdentityFolder
 from fleetplane.domains.boards.debian import check_packages
 from fleetplane.gen.boards import boards_pb2 as pb

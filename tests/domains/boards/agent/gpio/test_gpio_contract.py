@@ -7,8 +7,17 @@ from collections.abc import Iterator
 import pytest
 from support.boards.gpio_rigs import LINES, GpioRig
 
-from fleetplane.domains.boards.agent.gpio.chip import HIGH, LOW, Chip, GpioLine, LineDirection, LinePull
-from fleetplane.domains.boards.agent.gpio.errors import LineBusy, LineIsInput, LineReleased
+from fleetplane.domains.boards.agent.gpio.chip import (
+    HIGH,
+    LOW,
+    Chip,
+    GpioLine,
+    LineBusy,
+    LineDirection,
+    LineIsInput,
+    LinePull,
+    LineReleased,
+)
 from fleetplane.kernel.errors import InvalidArgument
 
 PIN = 17

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from fleetplane.domains.boards.agent.gpio import drivers as opening
-from fleetplane.domains.boards.agent.gpio.chip import HIGH, LineDirection, LinePull
+from fleetplane.domains.boards.agent.gpio.chip import HIGH, ChipMissing, LineDirection, LinePull
 from fleetplane.domains.boards.agent.gpio.drivers import GpioDriver, chip_factory
-from fleetplane.domains.boards.agent.gpio.errors import ChipMissing
 
 
 def test_simulated_wires_outlive_the_chip_that_was_opened_on_them() -> None:

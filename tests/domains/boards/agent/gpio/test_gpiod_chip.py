@@ -9,10 +9,17 @@ from pathlib import Path
 import pytest
 from support.boards.gpio_rigs import KernelDouble, os_error
 
-from fleetplane.domains.boards.agent.gpio.chip import HIGH, LOW, LineDirection, LinePull
-from fleetplane.domains.boards.agent.gpio.errors import AccessRefused, ChipMissing, HardwareFault
+from fleetplane.domains.boards.agent.gpio.chip import (
+    HIGH,
+    LOW,
+    AccessRefused,
+    ChipMissing,
+    HardwareFault,
+    LineDirection,
+    LinePull,
+)
+from fleetplane.domains.boards.agent.gpio.drivers import SimulatedBoard
 from fleetplane.domains.boards.agent.gpio.gpiod_chip import GpiodChip, device_paths, open_header_chip
-from fleetplane.domains.boards.agent.gpio.simulated import SimulatedBoard
 
 Opener = Callable[[str], KernelDouble]
 

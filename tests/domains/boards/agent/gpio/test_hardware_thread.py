@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from fleetplane.domains.boards.agent.gpio.errors import HardwareOverloaded, HardwareSilent
+from fleetplane.domains.boards.agent.gpio.chip import HardwareOverloaded, HardwareSilent
 from fleetplane.domains.boards.agent.gpio.hardware_thread import HardwareThread
 from fleetplane.kernel.errors import NotFound, Unavailable
 

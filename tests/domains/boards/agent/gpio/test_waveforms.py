@@ -12,18 +12,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetplane.domains.boards.agent.gpio import software_pwm
-from fleetplane.domains.boards.agent.gpio.chip import HIGH, LOW, GpioLine, LineDirection, LinePull
-from fleetplane.domains.boards.agent.gpio.errors import (
+from fleetplane.domains.boards.agent.gpio import waveforms
+from fleetplane.domains.boards.agent.gpio.chip import (
+    HIGH,
+    LOW,
     AccessRefused,
+    GpioLine,
     HardwareFailed,
     HardwareOverloaded,
     HardwareUnsupported,
     LineBusy,
+    LineDirection,
+    LinePull,
 )
-from fleetplane.domains.boards.agent.gpio.simulated import SimulatedBoard
-from fleetplane.domains.boards.agent.gpio.software_pwm import SOFTWARE_PINS_LIMIT, SoftwarePwm, Waveform
+from fleetplane.domains.boards.agent.gpio.drivers import SimulatedBoard
 from fleetplane.domains.boards.agent.gpio.sysfs_pwm import SysfsPwm
+from fleetplane.domains.boards.agent.gpio.waveforms import SOFTWARE_PINS_LIMIT, SoftwarePwm, Waveform
 from fleetplane.domains.boards.agent.pins.pins import Pins
 from fleetplane.domains.boards.agent.pins.rules import PinCaller, PinPolicy, PinRule, SafeState
 from fleetplane.kernel.errors import FailedPrecondition, InvalidArgument
@@ -34,7 +38,7 @@ ANN = PinCaller(user="ann")
 
 @pytest.fixture(autouse=True)
 def _threads_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(software_pwm, "JOIN_SECONDS", 60.0)
+    monkeypatch.setattr(waveforms, "JOIN_SECONDS", 60.0)
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

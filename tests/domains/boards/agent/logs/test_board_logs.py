@@ -18,11 +18,11 @@ from support.boards.boards_rig import until
 from support.boards.journal_double import JournalDouble
 
 from fleetplane.domains.boards.agent.logs import entries as log_entries
-from fleetplane.domains.boards.agent.logs import logs, patterns
-from fleetplane.domains.boards.agent.logs.entries import Level, LogEntry, query
+from fleetplane.domains.boards.agent.logs import entries as patterns
+from fleetplane.domains.boards.agent.logs import logs
+from fleetplane.domains.boards.agent.logs.entries import Level, LogEntry, Redaction, query
 from fleetplane.domains.boards.agent.logs.journal import SystemJournal, parse
 from fleetplane.domains.boards.agent.logs.logs import EntryTail, Logs, Queue
-from fleetplane.domains.boards.agent.logs.patterns import Redaction
 from fleetplane.domains.boards.agent.logs.ring import LogRing, RingReader
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.errors import (

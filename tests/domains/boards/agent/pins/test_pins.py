@@ -10,13 +10,20 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from fleetplane.domains.boards.agent.gpio.chip import HIGH, LOW, LineDirection, LinePull
-from fleetplane.domains.boards.agent.gpio.errors import ChipMissing, LeasedByAnother, LineBusy, LineIsInput
-from fleetplane.domains.boards.agent.gpio.simulated import SimulatedBoard
-from fleetplane.domains.boards.agent.pins.lines import REOPEN_SECONDS
+from fleetplane.domains.boards.agent.gpio.chip import (
+    HIGH,
+    LOW,
+    ChipMissing,
+    LeasedByAnother,
+    LineBusy,
+    LineDirection,
+    LineIsInput,
+    LinePull,
+)
+from fleetplane.domains.boards.agent.gpio.drivers import SimulatedBoard
+from fleetplane.domains.boards.agent.pins.lines import REOPEN_SECONDS, AuditEntry
 from fleetplane.domains.boards.agent.pins.pins import Pins
 from fleetplane.domains.boards.agent.pins.rules import PinCaller, PinOperation, PinPolicy, PinRule, SafeState
-from fleetplane.domains.boards.agent.pins.states import AuditEntry
 from fleetplane.kernel.errors import (
     FailedPrecondition,
     FleetplaneError,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final, Generic, Self, TypeVar
 
 from fleetplane.domains.boards.agent.buses.ports import I2cPort, OpenI2c, OpenSpi, SpiPort
-from fleetplane.domains.boards.agent.gpio.errors import ChipMissing, HardwareFailed
+from fleetplane.domains.boards.agent.gpio.chip import ChipMissing, HardwareFailed
 from fleetplane.domains.boards.agent.gpio.hardware_thread import HardwareThread
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError, InvalidArgument, PermissionDenied

@@ -1,18 +1,85 @@
-"""What SPI and I2C can be asked, and the drivers of a real board that answer.
+"""SPI and I2C ports: their interface, the drivers of a real board, and simulated ones.
 
-Blocking, and for one thread. A driver raises nothing but `HardwareFault`s. Lengths and addresses are
-checked by `Buses` before anything arrives here.
+Calls block and belong to one thread. A driver raises only `HardwareFault`s. `Buses` checks lengths and
+addresses before it calls a port.
+
+A simulated SPI port is a wire from output to input unless a test gives it a device. A simulated I2C bus holds
+memories: the first byte of a write sets where the next read or the rest of the write begins, as most sensors
+and EEPROMs do.
 """
 
 from __future__ import annotations
 
+import errno
 import importlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Final, Protocol
 
-from fleetplane.domains.boards.agent.gpio.errors import ChipMissing, HardwareUnsupported, from_os
+from fleetplane.domains.boards.agent.gpio.chip import ChipMissing, HardwareUnsupported, from_os
+
+MEMORY_BYTES: Final = 256
+
+
+class SimulatedSpi:
+    def __init__(self, answer: Callable[[bytes], bytes] = bytes) -> None:
+        self._answer = answer
+        self.sent: list[bytes] = []
+        self.failure: int | None = None
+
+    def open(self, _channel: int) -> SimulatedSpi:
+        return self
+
+    def transfer(self, data: bytes) -> bytes:
+        _fail(self.failure, "a transfer on SPI")
+        self.sent.append(data)
+        return self._answer(data)[: len(data)].ljust(len(data), b"\0")
+
+    def close(self) -> None:
+        pass
+
+
+class SimulatedI2c:
+    def __init__(self, *addresses: int) -> None:
+        self.memories = {address: bytearray(MEMORY_BYTES) for address in addresses}
+        self._at = dict.fromkeys(addresses, 0)
+        self.failure: int | None = None
+
+    def open(self, _number: int) -> SimulatedI2c:
+        return self
+
+    def write(self, address: int, data: bytes) -> None:
+        memory = self._memory(address)
+        self._at[address] = data[0]
+        for byte in data[1:]:
+            memory[self._at[address]] = byte
+            self._at[address] = (self._at[address] + 1) % MEMORY_BYTES
+
+    def read(self, address: int, length: int) -> bytes:
+        memory, start = self._memory(address), self._at[address]
+        self._at[address] = (start + length) % MEMORY_BYTES
+        return bytes(memory[(start + offset) % MEMORY_BYTES] for offset in range(length))
+
+    def write_then_read(self, address: int, data: bytes, length: int) -> bytes:
+        self.write(address, data)
+        return self.read(address, length)
+
+    def close(self) -> None:
+        pass
+
+    def _memory(self, address: int) -> bytearray:
+        _fail(self.failure, f"talking to {address:#04x} on I2C")
+        if address not in self.memories:
+            _fail(errno.EREMOTEIO, f"talking to {address:#04x} on I2C")
+        return self.memories[address]
+
+
+def _fail(number: int | None, doing: str) -> None:
+    if number is not None:
+        raise from_os(OSError(number, os.strerror(number)), doing)
+
 
 SPI_BUS: Final = 0
 """The one on the header; a channel is its chip select."""

@@ -1,21 +1,23 @@
-"""Which programs a caller may have run here, with which arguments, and within which limits. Pure.
+"""Which programs a caller may run on this board, with which arguments, and within which limits. Pure.
 
 Nothing is allowed that the node's own configuration does not name: an absolute path, and the forms its
 arguments may take, position by position. There is no shell, so its characters mean nothing; a name is
 looked up among the rules and nowhere else, so no path and no environment can put another program in its
-place.
+place. `PROFILES` holds the read-only diagnostic commands that come with the agent; the node's owner enables
+them.
 """
 
 from __future__ import annotations
 
 import posixpath
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Final
 
-from fleetplane.domains.boards.agent.logs.patterns import Pattern, compiled
+from fleetplane.domains.boards.agent.logs.entries import Pattern, compiled
 from fleetplane.kernel.errors import InvalidArgument, PermissionDenied, SettingsError
 
 TIMEOUT_SECONDS: Final = 30
@@ -279,3 +281,46 @@ def _chooses_code(variable: str) -> bool:
 
 def _denied(message: str, cause: str, *, field: str = "command", hint: str | None = None) -> PermissionDenied:
     return PermissionDenied(message, field=field, hint=hint, details={"cause": cause})
+
+
+NAME: Final = "diagnostics"
+_UNIT: Final = r"[A-Za-z0-9][A-Za-z0-9@._:-]{0,127}"
+_COUNT: Final = "[0-9]{1,4}"
+_NETWORK: Final = "addr|address|link|route|neigh"
+
+RULES: Final = (
+    ("/usr/bin/uptime", ((), ("-p|-s",))),
+    ("/usr/bin/df", ((), ("-[hiTkP]{1,5}",))),
+    ("/usr/bin/free", ((), ("-[bkmght]{1,4}",))),
+    ("/usr/bin/uname", ((), ("-[asnrvmpio]{1,5}",))),
+    ("/usr/sbin/ip", ((_NETWORK,), ("-[46sbd]{1,2}", _NETWORK))),
+    ("/usr/bin/ip", ((_NETWORK,), ("-[46sbd]{1,2}", _NETWORK))),
+    ("/usr/bin/ss", ((), ("-[tulnapsie46]{1,8}",))),
+    (
+        "/usr/bin/journalctl",
+        (
+            ("--no-pager", "-n", _COUNT),
+            ("--no-pager", "-n", _COUNT, "-u", _UNIT),
+            ("--no-pager", "-k", "-n", _COUNT),
+        ),
+    ),
+    (
+        "/usr/bin/vcgencmd",
+        (("get_throttled|measure_temp|version",), ("measure_volts|measure_clock", "[a-z0-9]{2,8}")),
+    ),
+    ("/usr/local/bin/k3s", (("kubectl", "get", "nodes|pods|services|events", "-A|-o|wide", REPEAT),)),
+    (
+        "/usr/bin/systemctl",
+        (
+            ("--no-pager", "status", _UNIT),
+            ("is-active|is-enabled|is-failed", _UNIT),
+            ("--no-pager", "--failed"),
+        ),
+    ),
+)
+
+
+def diagnostics(exists: Callable[[Path], bool] = Path.exists) -> ProgramProfile:
+    """The diagnostic programs that this machine has."""
+    rules = (Rule(program=program, forms=forms) for program, forms in RULES if exists(Path(program)))
+    return ProgramProfile(name=NAME, rules=tuple(rules))

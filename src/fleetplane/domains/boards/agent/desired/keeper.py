@@ -17,12 +17,10 @@ import structlog
 
 from fleetplane.domains.boards.agent.audit import BoardAuditLog
 from fleetplane.domains.boards.agent.commands.rules import CommandPolicy
-from fleetplane.domains.boards.agent.desired import document
-from fleetplane.domains.boards.agent.desired.document import DesiredDocument, KeptJob
+from fleetplane.domains.boards.agent.desired import supervision
 from fleetplane.domains.boards.agent.desired.packages import Packages
-from fleetplane.domains.boards.agent.desired.supervision import SupervisedProgram
-from fleetplane.domains.boards.agent.gpio.chip import LineDirection
-from fleetplane.domains.boards.agent.gpio.errors import HardwareSilent
+from fleetplane.domains.boards.agent.desired.supervision import DesiredDocument, KeptJob, SupervisedProgram
+from fleetplane.domains.boards.agent.gpio.chip import HardwareSilent, LineDirection
 from fleetplane.domains.boards.agent.membership import BoardIdentityFolder
 from fleetplane.domains.boards.agent.pins import rules as pin_rules
 from fleetplane.domains.boards.agent.pins.pins import Pins
@@ -97,7 +95,7 @@ class DesiredKeeper:
         Waits until what was kept on disk is read, lest that old state replace the new one.
         """
         await self._loaded.wait()
-        desired = document.of_message(message)
+        desired = supervision.of_message(message)
         self._sent = desired.set, desired.version
         try:
             await asyncio.to_thread(self._checked, desired)
@@ -105,7 +103,7 @@ class DesiredKeeper:
             self._refused(error)
             return
         if desired != self._desired:
-            await asyncio.to_thread(self._folder.write, self._folder.desired, document.encoded(desired))
+            await asyncio.to_thread(self._folder.write, self._folder.desired, supervision.encoded(desired))
             self._log.info("programs.taken", set=desired.set, version=desired.version)
             self._desired, self._in_place, self._is_done = desired, ("", ""), False
             self._pin_problem = self._package_problem = ""  # of what was wanted before
@@ -114,7 +112,7 @@ class DesiredKeeper:
 
     def _checked(self, desired: DesiredDocument) -> Mapping[str, KeptJob]:
         """What to run; raises what speaks against it. Blocking."""
-        found = document.jobs(desired, self._policy)
+        found = supervision.jobs(desired, self._policy)
         self._packages.check(desired.packages)
         for pin in desired.pins:
             refusal = pin_rules.pin_refusal(self._pin_policy, PinOperation.CONFIGURE, pin)
@@ -184,7 +182,7 @@ class DesiredKeeper:
         if raw is None:
             return
         try:
-            self._desired = document.decoded(raw)
+            self._desired = supervision.decoded(raw)
         except FleetplaneError as error:
             self._log.error("programs.unreadable", error=error.message)  # the server sends it again
             return

@@ -18,20 +18,18 @@ from gpiod.line import Direction as KernelDirection
 
 from fleetplane.domains.boards.agent.gpio.chip import (
     CONSUMER_LIMIT,
-    GpioLine,
-    LineDirection,
-    LinePull,
-    require_level,
-    require_pin,
-)
-from fleetplane.domains.boards.agent.gpio.errors import (
     AccessRefused,
     ChipMissing,
+    GpioLine,
     HardwareFault,
     LineBusy,
+    LineDirection,
     LineIsInput,
+    LinePull,
     LineReleased,
     from_os,
+    require_level,
+    require_pin,
 )
 
 HEADER_LABELS: Final = ("pinctrl-rp1", "pinctrl-bcm2711", "pinctrl-bcm2835", "pinctrl-bcm2712")

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Final, TypeVar
 
-from fleetplane.domains.boards.agent.gpio.errors import HardwareOverloaded, HardwareSilent
+from fleetplane.domains.boards.agent.gpio.chip import HardwareOverloaded, HardwareSilent
 from fleetplane.kernel.errors import Unavailable
 
 CALL_SECONDS: Final = 5.0

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-from fleetplane.domains.boards.agent.gpio.errors import HardwareUnsupported, LineBusy, from_os
+from fleetplane.domains.boards.agent.gpio.chip import HardwareUnsupported, LineBusy, from_os
 
 NANOSECONDS: Final = 1_000_000_000
 SETTLE_TRIES: Final = 20

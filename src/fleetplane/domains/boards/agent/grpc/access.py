@@ -1,38 +1,117 @@
-"""Who may do what on this node, and how callers show who they are.
+"""Authentication and authorization of callers of this node, and the list of revoked certificates.
 
     boards.viewer       looks: metrics, health, pins, logs
     boards.operator     and drives pins and buses, and runs what profiles allow
     boards.admin        and runs what no profile names, if the node's owner allows that
     boards.controller   a server: everything but that; acting for somebody, only what that one may do
-    boards.plain        whoever reaches the listener without TLS: looks and drives, and nothing else
+    boards.plain        callers on the listener without TLS: look and drive, and nothing else
 
-A certificate says who is calling. It must be of the authority that this node joined, and for one of these
-roles; other boards and agents of other kinds have certificates of the same authority, and no business here.
+A certificate identifies the caller. It must be of the authority that this node joined, and for one of these
+roles; other boards and agents of other kinds have certificates of the same authority and are refused.
+
+The signed list of revoked certificates is kept on disk, so that it holds after a restart without the server.
+A list that is not signed by the authority that this node joined, or is older than the current one, is
+ignored. If the list on disk cannot be verified, only the server is let in until it has sent another.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
 
+import structlog
 from cryptography import x509
 from cryptography.x509.oid import NameOID
 
 from fleetplane.domains.boards import fences
 from fleetplane.domains.boards.access import ADMIN, CONTROLLER, OPERATOR, VIEWER
-from fleetplane.domains.boards.agent.grpc.revoked_callers import RevokedCallers
+from fleetplane.domains.boards.agent.membership import BoardIdentityFolder
 from fleetplane.domains.boards.agent.pins.rules import LEASE_SECONDS
 from fleetplane.domains.boards.fences import Fence
 from fleetplane.gen.boards import boards_pb2
 from fleetplane.gen.pi_agent import pi_agent_pb2
 from fleetplane.kernel.access import AccessTable, Grant, Permission, Principal, Role
 from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.errors import FleetplaneError, InvalidArgument, PermissionDenied, Unauthenticated
+from fleetplane.kernel.errors import (
+    FleetplaneError,
+    IntegrityError,
+    InvalidArgument,
+    PermissionDenied,
+    Unauthenticated,
+)
+from fleetplane.kernel.revocation_list import SIZE_LIMIT_BYTES, RevocationList, opened
 from fleetplane.rpc import Authentication, CallContext, Connection, MethodRow, service_rows
 from fleetplane.rpc.introspection import introspection_methods
+
+
+@dataclass(slots=True)
+class RevokedCallers:
+    folder: BoardIdentityFolder
+    log: structlog.typing.FilteringBoundLogger
+    number: int = 0
+    """Of the list that holds; 0 for none."""
+    _serials: frozenset[str] = field(default=frozenset(), repr=False)
+    _principals: frozenset[str] = field(default=frozenset(), repr=False)
+    _closed: bool = False
+    """Only the server is admitted, because the list of revocations is unknown."""
+
+    def check(self, *, principal: str, serial: str, is_server: bool) -> None:
+        """Raise `Unauthenticated` for a caller who was revoked; `serial` in hexadecimal."""
+        if serial in self._serials or principal in self._principals:
+            raise Unauthenticated(
+                f"{principal} was revoked", hint="ask for another certificate", details={"cause": "revoked"}
+            )
+        if self._closed and not is_server:
+            raise Unauthenticated(
+                "this node does not know who was revoked, and lets in its server only",
+                hint="go through the server",
+                details={"cause": "revocations unknown"},
+            )
+
+    def load(self) -> None:
+        """Take up what is on disk. Blocking."""
+        try:
+            with self.folder.revocations.open("rb") as file:
+                packed = file.read(SIZE_LIMIT_BYTES + 1)
+        except FileNotFoundError:
+            return  # none was received yet
+        except OSError as error:
+            self._distrust(str(error))
+            return
+        try:
+            self._use(opened(packed, self._authorities()))
+        except FleetplaneError as error:
+            self._distrust(error.message)
+
+    def take(self, packed: bytes) -> bool:
+        """Take up a list that the server sent; whether it holds now. Blocking."""
+        try:
+            found = opened(packed, self._authorities())
+            if found.number < self.number:
+                raise IntegrityError(f"list {found.number} is older than {self.number}, which holds")
+        except FleetplaneError as error:
+            self.log.error("revocations.refused", error=error.message, number=self.number)
+            return False
+        self.folder.write(self.folder.revocations, packed)
+        self._use(found)
+        self.log.info("revocations.taken", number=self.number, entries=len(self._serials | self._principals))
+        return True
+
+    def _use(self, found: RevocationList) -> None:
+        self._serials, self._principals = frozenset(found.serials), frozenset(found.principals)
+        self._closed = not found.complete
+        self.number = found.number  # last: the loop reports it as the list that holds, from another thread
+
+    def _distrust(self, reason: str) -> None:
+        self._closed = True
+        self.log.error("revocations.unreadable", file=str(self.folder.revocations), error=reason)
+
+    def _authorities(self) -> list[x509.Certificate]:
+        return x509.load_pem_x509_certificates(self.folder.credentials().authority_pem)
+
 
 LISTENER: Final = "node"
 PLAIN_LISTENER: Final = "node-plain"

@@ -16,9 +16,9 @@ from fleetplane.domains.boards.agent.gpio.chip import HIGH, LOW, LineDirection, 
 from fleetplane.domains.boards.agent.grpc.node_agent import actor
 from fleetplane.domains.boards.agent.pins.rules import PinCaller
 from fleetplane.domains.boards.agent.state import BoardAgentState
+from fleetplane.domains.boards.agent.wire import messages as wire_gpio
 from fleetplane.domains.boards.agent.wire import messages as wire_messages
 from fleetplane.domains.boards.agent.wire import metrics as wire_metrics
-from fleetplane.domains.boards.agent.wire import pins as wire_gpio
 from fleetplane.gen.pi_agent import pi_agent_pb2 as pi
 from fleetplane.kernel.errors import FleetplaneError, InvalidArgument
 from fleetplane.kernel.values.timestamps import timestamp

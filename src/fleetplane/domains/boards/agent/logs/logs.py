@@ -23,11 +23,11 @@ from fleetplane.domains.boards.agent.logs.entries import (
     KERNEL,
     EntryQuery,
     LogEntry,
+    Redaction,
     make_cursor,
 )
 from fleetplane.domains.boards.agent.logs.files import FileReader, LogFile
 from fleetplane.domains.boards.agent.logs.journal import SystemJournal
-from fleetplane.domains.boards.agent.logs.patterns import Redaction
 from fleetplane.domains.boards.agent.logs.ring import LogRing, RingReader
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError, InvalidArgument

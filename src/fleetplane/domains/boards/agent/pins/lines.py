@@ -1,13 +1,14 @@
-"""The pins that are ours: claimed, driven, looked at, made safe and given up.
+"""The claimed pins: claiming, driving, reading, making safe and releasing them, and their states.
 
-Keeps wires and books together: whatever is remembered of a pin changes in the same call as the pin.
-Asks nobody for permission; that is `PinBank`'s part. Blocking, and for one thread.
+Wires and records stay together: the record of a pin changes in the same call as the pin. Permissions are
+checked by `PinBank`. Blocking, and for one thread.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from fleetplane.domains.boards.agent.gpio.chip import (
@@ -20,9 +21,56 @@ from fleetplane.domains.boards.agent.gpio.chip import (
     LinePull,
 )
 from fleetplane.domains.boards.agent.gpio.waveforms import PwmState, Waveforms
-from fleetplane.domains.boards.agent.pins.rules import SafeState
+from fleetplane.domains.boards.agent.pins.rules import PinEvent, SafeState
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FailedPrecondition, FleetplaneError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseState:
+    """What others may know of a lease: not its id, which is what proves it."""
+
+    holder: str
+    seconds_left: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PinState:
+    pin: int
+    direction: LineDirection
+    pull: LinePull
+    level: int | None
+    """On the wire now; None when it could not be read."""
+    updated_ns: int
+    """When the pin was last configured, written or read, on the wall clock."""
+    safe_state: SafeState
+    pwm: PwmState | None = None
+    lease: LeaseState | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenLevel:
+    pin: int
+    level: int
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditEntry:
+    """One outcome. Every call leaves at least one, refused or not."""
+
+    event: PinEvent
+    user: str
+    pin: int
+    at_ns: int
+    message: str = ""
+    """Why, when it went wrong."""
+    details: Mapping[str, str] = field(default_factory=dict)
+
+
+Audit = Callable[[AuditEntry], None]
+
 
 REOPEN_SECONDS: Final = 5.0
 """Between two looks for a chip that was not there."""

@@ -11,10 +11,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from fleetplane.domains.boards.agent.gpio.chip import LineDirection, LinePull, require_level
-from fleetplane.domains.boards.agent.gpio.errors import ChipMissing, LineIsInput
+from fleetplane.domains.boards.agent.gpio.chip import (
+    ChipMissing,
+    LineDirection,
+    LineIsInput,
+    LinePull,
+    require_level,
+)
 from fleetplane.domains.boards.agent.pins import rules as pin_rules
-from fleetplane.domains.boards.agent.pins.lines import ConfiguredPin, PinLines
+from fleetplane.domains.boards.agent.pins.lines import (
+    Audit,
+    AuditEntry,
+    ConfiguredPin,
+    LeaseState,
+    PinLines,
+    PinState,
+    SeenLevel,
+)
 from fleetplane.domains.boards.agent.pins.rules import (
     PinCaller,
     PinEvent,
@@ -23,7 +36,6 @@ from fleetplane.domains.boards.agent.pins.rules import (
     PinPolicy,
     PinRefusal,
 )
-from fleetplane.domains.boards.agent.pins.states import Audit, AuditEntry, LeaseState, PinState, SeenLevel
 from fleetplane.domains.boards.fences import Fence
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FailedPrecondition, FleetplaneError, InvalidArgument

@@ -12,15 +12,27 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, Self, TypeVar
 
-from fleetplane.domains.boards.agent.gpio.chip import ChipFactory, LineDirection, LinePull
-from fleetplane.domains.boards.agent.gpio.errors import HardwareFault, HardwareOverloaded, HardwareSilent
+from fleetplane.domains.boards.agent.gpio.chip import (
+    ChipFactory,
+    HardwareFault,
+    HardwareOverloaded,
+    HardwareSilent,
+    LineDirection,
+    LinePull,
+)
 from fleetplane.domains.boards.agent.gpio.hardware_thread import HardwareThread
 from fleetplane.domains.boards.agent.gpio.sysfs_pwm import HardwarePwm
 from fleetplane.domains.boards.agent.gpio.waveforms import Waveforms
-from fleetplane.domains.boards.agent.pins.lines import PinLines
+from fleetplane.domains.boards.agent.pins.lines import (
+    Audit,
+    AuditEntry,
+    LeaseState,
+    PinLines,
+    PinState,
+    SeenLevel,
+)
 from fleetplane.domains.boards.agent.pins.operations import PinBank
 from fleetplane.domains.boards.agent.pins.rules import PinCaller, PinEvent, PinOperation, PinPolicy
-from fleetplane.domains.boards.agent.pins.states import Audit, AuditEntry, LeaseState, PinState, SeenLevel
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError
 

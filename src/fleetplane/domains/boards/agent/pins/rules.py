@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from fleetplane.domains.boards.agent.gpio.errors import LeasedByAnother, OlderOrder
+from fleetplane.domains.boards.agent.gpio.chip import LeasedByAnother, OlderOrder
 from fleetplane.domains.boards.fences import Fence
 from fleetplane.kernel.errors import (
     FailedPrecondition,

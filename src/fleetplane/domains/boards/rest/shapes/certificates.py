@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec import field
 
-from fleetplane.domains.boards.rest.shapes.base import BoardShape
+from fleetplane.domains.boards.rest.common import BoardShape
 
 
 class ShownAuthority(BoardShape, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec import UNSET, UnsetType
 
-from fleetplane.domains.boards.rest.shapes.base import BoardShape, Data
+from fleetplane.domains.boards.rest.common import BoardShape, Data
 from fleetplane.web.rest.values import Number
 
 
