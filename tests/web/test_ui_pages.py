@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 import fleetplane.web
 from fleetplane.web import documents
 from fleetplane.web.console import console_mounts
-from fleetplane.web.documents import Documents
+from fleetplane.web.documents import Documents, moved_to
 from fleetplane.web.ops import Mount, OpsApp
 
 FILES = Path(fleetplane.web.__file__).parent / "files"
@@ -29,17 +29,13 @@ KEEPERS = {"density.mjs": 3, "saved.mjs": 2}
 
 @pytest.fixture
 async def http() -> AsyncIterator[httpx.AsyncClient]:
-    pages = Documents(
-        {
-            "/ui/instances": documents.file("instances.html", "text/html; charset=utf-8"),
-            "/ui/instances/page.mjs": documents.file("instances_page.mjs", "text/javascript; charset=utf-8"),
-        }
-    )
+    pages = Documents({"/docs": documents.file("docs.html", "text/html; charset=utf-8")})
     ops = OpsApp(CollectorRegistry(), version="<1>")
     ops.mount(
         [
-            Mount(path="/ui/instances", app=pages, summary="live", is_page=True),
+            Mount(path="/docs", app=pages, summary="live", is_page=True),
             Mount(path="/v1/instances", app=pages, summary="REST"),
+            Mount(path="/ui/instances", app=moved_to("/ui/")),
             *console_mounts(),
         ]
     )
@@ -55,7 +51,7 @@ def policy(answer: httpx.Response) -> dict[str, str]:
 
 async def test_the_index_names_pages_for_browsers_apart_from_other_paths(http: httpx.AsyncClient) -> None:
     index = (await http.get("/")).json()
-    assert index["pages"] == ["/ui/instances"]
+    assert index["pages"] == ["/docs"]
     assert index["paths"]["/v1/instances"] == "REST"
     assert index["paths"]["/ui"] == "the console: every fleet, live"
 
@@ -138,7 +134,7 @@ async def test_files_are_packed_for_those_who_can_unpack_them_and_not_sent_twice
 
 
 async def test_pages_run_only_scripts_of_ours_and_nobody_frames_them(http: httpx.AsyncClient) -> None:
-    answer = await http.get("/ui/instances")
+    answer = await http.get("/docs")
     said = policy(answer)
     assert said["default-src"] == "'none'"
     assert said["script-src"] == "'self'"
@@ -152,14 +148,22 @@ async def test_pages_run_only_scripts_of_ours_and_nobody_frames_them(http: httpx
 
 
 async def test_scripts_are_served_as_scripts(http: httpx.AsyncClient) -> None:
-    answer = await http.get("/ui/instances/page.mjs")
+    answer = await http.get("/ui/console/main.mjs")
     assert answer.headers["content-type"] == "text/javascript; charset=utf-8"
 
 
 async def test_what_is_not_there_is_not_found(http: httpx.AsyncClient) -> None:
-    answer = await http.get("/ui/instances/absent.mjs")
+    answer = await http.get("/ui/console/absent.mjs")
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "NOT_FOUND")
-    assert (await http.post("/ui/instances")).status_code == 405
+    assert (await http.post("/ui/")).status_code == 405
+
+
+@pytest.mark.parametrize("path", ["/ui/instances", "/ui/instances/page.mjs"])
+async def test_a_page_that_was_moved_leads_to_the_one_in_its_place(
+    http: httpx.AsyncClient, path: str
+) -> None:
+    answer = await http.get(path)
+    assert (answer.status_code, answer.headers["location"]) == (308, "/ui/")
 
 
 class Reading(HTMLParser):

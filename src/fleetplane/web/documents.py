@@ -15,10 +15,10 @@ from functools import lru_cache
 from importlib.resources import files
 
 from fleetplane.kernel.errors import NotFound
-from fleetplane.web.rest.gateway import Receive, Scope, Send
+from fleetplane.web.rest.gateway import App, Receive, Scope, Send
 from fleetplane.web.rest.problems import MethodNotAllowed, refusal
 
-NOT_MODIFIED = 304
+NOT_MODIFIED, PERMANENT_REDIRECT = 304, 308
 PACKED_FROM_BYTES = 1024
 """What is smaller gains nothing from being packed."""
 PACKED_KEPT = 128
@@ -96,6 +96,18 @@ def _answer(document: WebDocument, asked: Mapping[bytes, str]) -> tuple[int, byt
 @lru_cache(maxsize=PACKED_KEPT)
 def _packed(body: bytes) -> bytes:
     return gzip.compress(body, mtime=0)
+
+
+def moved_to(location: str) -> App:
+    """An application that redirects every path to `location`."""
+
+    async def redirect(scope: Scope, _receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            headers = [(b"location", location.encode()), (b"content-length", b"0")]
+            await send({"type": "http.response.start", "status": PERMANENT_REDIRECT, "headers": headers})
+            await send({"type": "http.response.body", "body": b""})
+
+    return redirect
 
 
 def file(name: str, content_type: str, *, cache_seconds: int = 300) -> WebDocument:

@@ -12,7 +12,7 @@ from support.instances.instances_lab import CONFIG_PATH, document
 from support.shared.cli_runner import execute
 from support.shared.server_process import ServerProcess, running_server
 
-from fleetplane.domains.instances.cli.open_page import link
+from fleetplane.cli.resources.open_console import reachable
 
 TENANT = "acme"
 
@@ -31,19 +31,24 @@ def test_the_owner_gets_a_link_that_only_looks_and_others_get_tokens(tmp_path: P
         opened = execute("instances", "open", *here, "--tenant", TENANT)
         assert opened.code == 0, opened.err
         where = urlsplit(opened.out.strip())
-        assert (f"{where.scheme}://{where.netloc}", where.path, where.query) == (
-            server.web,
-            "/ui/instances",
-            "",
-        )
-        (token,) = parse_qs(where.fragment)["token"]
-        shown = groups(server, token)
-        assert [group["name"] for group in shown.json()["items"]] == ["workers"]
-        assert groups(server, token, **{"x-tenant-id": "umbrella"}).status_code == 403
-        page = httpx.get(opened.out.strip().partition("#")[0], trust_env=False)
-        assert page.headers["content-type"] == "text/html; charset=utf-8"
+        assert (f"{where.scheme}://{where.netloc}", where.path, where.query) == (server.web, "/ui/", "")
+        (code,) = parse_qs(where.fragment)["link"]
+        with httpx.Client(base_url=server.web, trust_env=False) as browser:
+            redeemed = browser.post("/apis/v1/people/console/link", json={"code": code})
+            assert redeemed.status_code == 200, redeemed.text
+            csrf = {"x-csrf-token": redeemed.json()["csrfToken"]}
+            shown = browser.get("/v1/instances/groups")
+            assert [group["name"] for group in shown.json()["items"]] == ["workers"]
+            seen = browser.get("/apis/v1/groups").json()["items"]
+            assert [group["metadata"]["name"] for group in seen] == ["workers"]
+            other = browser.get("/v1/instances/groups", headers={"x-tenant-id": "umbrella"})
+            assert other.status_code == 403
+            scaled = browser.post("/apis/v1/groups/workers/actions/scale", json={"size": 2}, headers=csrf)
+            assert scaled.status_code == 403
+            old = browser.get("/ui/instances", follow_redirects=True)
+        assert (old.url.path, old.headers["content-type"]) == ("/ui/", "text/html; charset=utf-8")
         index = httpx.get(f"{server.web}/", trust_env=False).json()
-        assert index["pages"] == ["/ui/instances"]  # and not /docs, which this server does not have
+        assert index["pages"] == []  # not /docs, which this server does not have
 
         made = execute("tokens", "create", "screen", "--role", "instances.viewer", *here)
         assert made.code == 0, made.err
@@ -74,4 +79,4 @@ def test_a_server_of_gpus_alone_has_no_page_of_instances(tmp_path: Path) -> None
     ],
 )
 def test_the_link_leads_to_where_a_browser_can_go(address: str, place: str) -> None:
-    assert link(address, "a.b_c") == f"{place}/ui/instances#token=a.b_c"
+    assert reachable(address) == place

@@ -144,7 +144,6 @@ async def test_a_token_of_one_tenant_cannot_name_another(tmp_path: Path) -> None
         assert (await same.ask("/groups")).status_code == 200
         switching = await site.viewer("switching", says=OTHER)
         assert (await switching.ask("/groups")).status_code == 403
-        assert (await switching.ask("/events")).status_code == 403
 
 
 async def test_a_token_of_no_tenant_sees_those_of_all_and_one_that_it_names(tmp_path: Path) -> None:
@@ -162,7 +161,7 @@ async def test_a_token_of_no_tenant_sees_those_of_all_and_one_that_it_names(tmp_
         assert (await silent.ask("/instances/wkr0000000000000000000000000")).status_code == 404
         site.lab.domain._errors.tell(OTHER, "workers", theirs.name, "their own trouble")
         assert [one["error"] for one in (await silent.get("/errors"))["items"]] == ["their own trouble"]
-        for path in ("/groups/workers", "/explain?about=workers", "/events"):
+        for path in ("/groups/workers", "/explain?about=workers"):
             refused = await silent.ask(path)
             field = refused.json()["error"]["details"][0]["field"]
             assert (refused.status_code, field) == (422, "x-tenant-id"), path
@@ -183,7 +182,6 @@ async def test_only_viewers_may_look(tmp_path: Path) -> None:
             "/instances",
             "/explain?about=workers",
             "/errors",
-            "/events",
         ):
             assert (await guest.ask(path)).status_code == 403, path
         ada = await site.viewer()
@@ -250,6 +248,5 @@ async def test_the_document_names_every_route_that_is_served(tmp_path: Path) -> 
             "/instances/{instance_id}",
             "/explain",
             "/errors",
-            "/events",
             *(f"/calls/{service}/{method}" for service, method in OFFERED),
         }

@@ -1,4 +1,4 @@
-"""Three feeds, three promises: lossy with a count, by difference, resumable from any place."""
+"""Two feeds, two promises: lossy with a count, resumable from any place."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from support.shared.storekit import THING, opened, put
 
-from fleetplane.fleet.feeds.differences import Differences
 from fleetplane.fleet.feeds.mailbox import MAILBOX_LIMIT, Mailbox
 from fleetplane.fleet.feeds.ring import UNKNOWN_PART, WHOLE, EventRing, Missed, RingRead
 from fleetplane.kernel.events import Event
@@ -27,25 +26,6 @@ def test_a_full_mailbox_forgets_its_oldest_and_counts_them() -> None:
 
 def test_an_empty_mailbox_has_nothing_to_take() -> None:
     assert Mailbox[int]().take() is None
-
-
-def test_only_what_differs_from_what_was_sent_is_sent() -> None:
-    sent: Differences[str, int] = Differences()
-    assert sent.is_new
-    assert sent.changed({"a": 1, "b": 2}) == {"a": 1, "b": 2}
-    assert not sent.is_new
-    assert sent.changed({"a": 1, "b": 3}) == {"b": 3}
-    assert sent.gone({"b": 3}) == ["a"]
-    assert sent.gone({"b": 3}) == []
-    assert sent.changed({"a": 1, "b": 3}) == {"a": 1}
-
-
-def test_what_a_reader_learned_otherwise_is_not_repeated() -> None:
-    sent: Differences[str, int] = Differences()
-    sent.put("a", 1)
-    assert sent.changed({"a": 1}) == {}
-    sent.forget("a")
-    assert sent.changed({"a": 1, "b": 2}) == {"a": 1, "b": 2}
 
 
 @dataclass(frozen=True, slots=True)

@@ -218,16 +218,22 @@ def test_a_link_of_the_owner_opens_one_session(site: Site) -> None:
     assert "used before" in again.json()["detail"]
 
 
-def test_a_stream_ends_when_the_role_that_let_it_in_is_taken(site: Site, owner: str) -> None:
+def test_a_stream_tells_nothing_more_once_the_role_that_let_it_in_is_taken(site: Site, owner: str) -> None:
     token = site.account(owner, "streaming")
     given = site.give(owner, "account/streaming", "viewer", "/tenants/acme").json()["id"]
-    headers = {"authorization": f"Bearer {token}", **TENANT}
-    url = f"{site.server.web}/v1/instances/events"
+    headers = {"authorization": f"Bearer {token}"}
+    url = f"{site.server.web}/apis/v1/watch?of=freezes@/tenants/acme"
     with site.http.stream("GET", url, headers=headers) as answer:
         assert answer.status_code == 200
-        chunks = answer.iter_raw()
-        next(chunks)
-        assert site.people("DELETE", f"/bindings/{given}", owner).status_code == 204
-        for _ in chunks:  # until the server ends it
+        chunks = answer.iter_text()
+        site.run("instances", "freeze", "--tenant", "acme", "--reason", "told to viewers")
+        while "told to viewers" not in next(chunks):
             pass
+        assert site.people("DELETE", f"/bindings/{given}", owner).status_code == 204
+        site.run("instances", "freeze", "--tenant", "acme", "--reason", "told to none")
+        told = ""
+        while "event: bookmark" not in told:
+            told += next(chunks)
+        assert "told to none" not in told
+    site.run("instances", "unfreeze", "--tenant", "acme")
     assert site.http.get(url, headers=headers).status_code == 403

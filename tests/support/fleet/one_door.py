@@ -94,7 +94,7 @@ def over_socket(path: str) -> Callable[[Site, str], int]:
 
 def over_events(site: Site, token: str) -> int:
     headers = {"authorization": f"Bearer {token}", **TENANT}
-    url = f"{site.server.web}/v1/instances/events"
+    url = f"{site.server.web}/apis/v1/watch?of=instances@/tenants/acme"
     with site.http.stream("GET", url, headers=headers) as answer:
         return answer.status_code
 

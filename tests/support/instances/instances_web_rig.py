@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,52 +33,6 @@ def two_tenants(size: int = 2) -> Json:
     return wanted
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    kind: str
-    data: Any
-    mark: str
-
-
-class Following:
-    """One reader of the stream."""
-
-    def __init__(self, answer: httpx.Response) -> None:
-        self._lines = answer.aiter_lines()
-
-    async def next(self) -> Told:
-        fields: dict[str, str] = {}
-        async with asyncio.timeout(SECONDS):
-            async for line in self._lines:
-                name, _, value = line.partition(": ")
-                if line:
-                    fields[name] = value
-                elif "data" in fields:
-                    return Told(
-                        kind=fields["event"], data=json.loads(fields["data"]), mark=fields.get("id", "")
-                    )
-                else:
-                    fields = {}  # somebody is still there
-        raise EOFError("the stream has ended")
-
-    async def until(self, kind: str, fits: Callable[[Any], bool] = lambda _data: True) -> list[Told]:
-        """Everything up to and including the next event of a kind that tells what is waited for."""
-        found = [await self.next()]
-        while not (found[-1].kind == kind and fits(found[-1].data)):
-            found.append(await self.next())
-        return found
-
-    async def rest(self) -> list[Told]:
-        """Everything up to the end of the stream."""
-        found: list[Told] = []
-        try:
-            async with asyncio.timeout(SECONDS):
-                while True:
-                    found.append(await self.next())
-        except EOFError:
-            return found
-
-
 @dataclass(slots=True, kw_only=True)
 class Viewer:
     """Someone with a token."""
@@ -95,13 +48,6 @@ class Viewer:
         assert answer.status_code == 200, answer.text
         found: Json = answer.json()
         return found
-
-    @asynccontextmanager
-    async def follow(self, mark: str = "") -> AsyncIterator[Following]:
-        headers = {**self.headers, **({"last-event-id": mark} if mark else {})}
-        async with self.http.stream("GET", "/v1/instances/events", headers=headers) as answer:
-            assert answer.status_code == 200, await answer.aread()
-            yield Following(answer)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -153,7 +99,4 @@ async def web(folder: Path, wanted: Json | None = None) -> AsyncIterator[Web]:
             open_listener(spec, grace_seconds=2) as listener,
             httpx.AsyncClient(base_url=listener.addresses[0], timeout=SECONDS, trust_env=False) as http,
         ):
-            try:
-                yield Web(lab=found, http=http)
-            finally:
-                found.domain.rest.drain()  # before the listener waits for its streams to end
+            yield Web(lab=found, http=http)

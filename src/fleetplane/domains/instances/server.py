@@ -487,7 +487,6 @@ class InstanceDomain:
 
     def drain(self) -> None:
         self._operators.close()
-        self.rest.drain()
         self._sessions.close_all(STOPPING)
 
     # What the parts ask of each other.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fleetplane.cli.clients.owner_options import owner_options
 from fleetplane.cli.output import Format, format_option
 from fleetplane.cli.parameters import DURATION
 from fleetplane.client.places import Place
@@ -16,9 +17,28 @@ from fleetplane.domains.instances.cli.instances import admin_options
 if TYPE_CHECKING:
     from fleetplane.domains.instances.cli.client import Calls
 
+VIEWER = "instances.viewer"
 SECRET_LIMIT_BYTES = 1024 * 1024
 
 tenant_option = click.option("--tenant", default="default", show_default=True, help="The operator's tenant.")
+
+
+@click.command("open")
+@tenant_option
+@click.option(
+    "--for", "seconds", type=DURATION, default=3600.0, show_default="1h", help="Session time; at most 12h."
+)
+@owner_options
+def open_console(tenant: str, seconds: float, data_dir: Path) -> None:
+    """Print a link to the console that shows a tenant's groups and instances.
+
+    The link is good once. Its session can look and do nothing else.
+    """
+    from fleetplane.cli.resources import open_console as console
+
+    click.get_current_context().invoke(
+        console.open_console, roles=(VIEWER,), tenant=tenant, seconds=seconds, data_dir=data_dir, context=""
+    )
 
 
 @click.command()

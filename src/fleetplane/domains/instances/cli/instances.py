@@ -96,8 +96,8 @@ class InstanceVerbs(LazyGroup):
             help="A nonce with which an operator registers, once.",
         ),
         "open": LazyEntry(
-            target="fleetplane.domains.instances.cli.open_page:open_page",
-            help="A link to the page that shows it all live.",
+            target="fleetplane.domains.instances.cli.admin:open_console",
+            help="A link to the console, to look at one tenant.",
         ),
         "operator-identity": LazyEntry(
             target="fleetplane.domains.instances.cli.admin:operator_identity",

@@ -1,8 +1,7 @@
-"""A tenant's groups and instances as they are now, for those who look at them over the web.
+"""A tenant's groups and instances as they are now, for REST.
 
-Counting a tenant's instances takes as long as it has instances, and everyone with a page open asks
-about once a second, so what was counted is kept until an instance changes, and how they
-are for a few seconds.
+The counts of a tenant's instances are kept until an instance changes: counting takes as long as there are
+instances.
 """
 
 from __future__ import annotations
@@ -28,8 +27,6 @@ from fleetplane.kernel.store import Store
 
 TENANTS_KEPT = 1024
 """Tenants whose counts are remembered between two questions."""
-HEALTH_SECONDS = 3.0
-"""How old a look at a whole tenant's health may be; shorter than anyone's report interval matters."""
 _NOBODY = views.counts(())
 
 
@@ -50,7 +47,6 @@ class Overview:
         self._findings = findings
         self._clock = clock
         self._counts: dict[str, tuple[int, Mapping[str, MemberCounts]]] = {}
-        self._healths: dict[str, tuple[int, Mapping[str, Health]]] = {}
 
     def __repr__(self) -> str:
         return f"<Overview tenants={len(self._counts)}>"
@@ -115,27 +111,12 @@ class Overview:
         return [one for one in found if state is None or rules.state(one) == state]
 
     def health(self, found: Instance) -> Health:
-        return self._health(found, self._silent_before_ns())
-
-    def healths(self, tenant: str) -> Mapping[str, Health]:
-        """The health of a tenant's instances, as of a moment ago. Shared by all readers: never change it."""
-        now_ns = self._clock.now_ns()
-        kept = self._healths.get(tenant)
-        if kept is None or now_ns - kept[0] >= HEALTH_SECONDS * 1e9:
-            before_ns = self._silent_before_ns()
-            found = {one.name: self._health(one, before_ns) for one in self._instances.all(tenant)}
-            if len(self._healths) >= TENANTS_KEPT:
-                self._healths.clear()
-            kept = self._healths[tenant] = (now_ns, found)
-        return kept[1]
-
-    def _health(self, found: Instance, silent_before_ns: int) -> Health:
         registered_at_ns = found.status.registered_at_ns if found.status is not None else None
         return views.health(
             found,
             self._reports.last(found.name),
             heard_at_ns=self._reports.heard_at_ns(found.name, registered_at_ns),
-            silent_before_ns=silent_before_ns,
+            silent_before_ns=self._silent_before_ns(),
         )
 
     def _silent_before_ns(self) -> int:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fleetplane.domains.instances.access import VIEW, acting_for, seeing
+from fleetplane.domains.instances.access import VIEW, seeing
 from fleetplane.domains.instances.live.errors import ErrorFeed
-from fleetplane.domains.instances.live.feed import LiveFeed
 from fleetplane.domains.instances.rest import views
 from fleetplane.domains.instances.rest.overview import Overview
 from fleetplane.domains.instances.rules import decide as rules
@@ -15,8 +14,7 @@ from fleetplane.kernel.errors import InvalidArgument
 from fleetplane.rpc import Needs
 from fleetplane.web.rest.gate import OperatorCaller, RoleGate
 from fleetplane.web.rest.pages import BY_CURSOR, CursorPage, cursor_page, whole_number
-from fleetplane.web.rest.routes import Answer, Call, Query, Route, RouteGroup, Stream
-from fleetplane.web.streaming import EVENT_STREAM
+from fleetplane.web.rest.routes import Answer, Call, Query, Route, RouteGroup
 
 InstancesCall = Call[OperatorCaller]
 
@@ -28,11 +26,8 @@ _WATCHING = RouteGroup("Watching")
 
 
 class ViewRoutes:
-    def __init__(
-        self, *, overview: Overview, feed: LiveFeed, errors: ErrorFeed, gate: RoleGate[OperatorCaller]
-    ) -> None:
+    def __init__(self, *, overview: Overview, errors: ErrorFeed, gate: RoleGate[OperatorCaller]) -> None:
         self._overview = overview
-        self._feed = feed
         self._errors = errors
         self._gate = gate
 
@@ -79,7 +74,6 @@ class ViewRoutes:
                     ),
                 ),
             ),
-            _WATCHING.get("/events", self.events, VIEW, streams=True),
         )
 
     async def groups(self, call: InstancesCall) -> Answer[views.GroupList]:
@@ -114,19 +108,6 @@ class ViewRoutes:
         limit = whole_number(call, "limit", default=ERRORS, low=1, high=ERRORS_LIMIT)
         found = self._errors.recent(self._tenant(call), limit)
         return Answer(content=views.ErrorList(items=[views.error(trouble) for trouble in found]))
-
-    async def events(self, call: InstancesCall) -> Stream:
-        """Follow groups, instances and errors as server-sent events; `Last-Event-ID` resumes."""
-
-        def check() -> None:
-            """A token may be revoked, and a session ends, while its holder reads on."""
-            self._gate.admit(self._gate.authenticate(call.headers), VIEW, call.path)
-
-        mark = call.headers.get("last-event-id") or ""
-        return Stream(
-            chunks=self._feed.follow(acting_for(call.caller, call.headers), mark=mark, check=check),
-            content_type=EVENT_STREAM,
-        )
 
     def _tenant(self, call: InstancesCall) -> str | None:
         """The tenant that is looked at; None for all of them, by those who may see everybody's."""
