@@ -15,8 +15,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fleetplane.domains.edge.identity.policy import IdentityPolicy
-from fleetplane.domains.edge.identity.server_key import ServerKey
+from fleetplane.domains.edge.identity.policy import IdentityPolicy, ServerKey
 from fleetplane.domains.edge.identity.tokens import NodeTokens
 from fleetplane.domains.edge.kinds import EDGE_NODE, NODE_CLAIM, NodeSpec, tenant_scope
 from fleetplane.domains.edge.server import BLUEPRINT

@@ -8,11 +8,9 @@ from typing import Any
 
 from support.shared.recorded_answers import differences, not_recorded
 
-from fleetplane.domains.edge.rest.cluster import ClusterRoutes
+from fleetplane.domains.edge.rest.cluster import ClusterRoutes, ConfigRoutes
 from fleetplane.domains.edge.rest.common import Manner
-from fleetplane.domains.edge.rest.config import ConfigRoutes
-from fleetplane.domains.edge.rest.groups import GroupRoutes
-from fleetplane.domains.edge.rest.hosts import HostRoutes
+from fleetplane.domains.edge.rest.hosts import GroupRoutes, HostRoutes
 from fleetplane.domains.edge.rest.runs import FleetRoutes
 from fleetplane.web.rest.routes import Route
 

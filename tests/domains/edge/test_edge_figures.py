@@ -9,7 +9,7 @@ import grpc
 import pytest
 from support.edge.edge_identity_rig import BOSS, OTHER, TENANT, Machine, Rig, code_of, identity_rig
 
-from fleetplane.domains.edge import figures
+from fleetplane.domains.edge import releases
 from fleetplane.domains.edge.identity import assembly as identity_side
 from fleetplane.domains.edge.kinds import EDGE_NODE, EdgeNode, tenant_scope
 from fleetplane.domains.edge.releases import DaemonRegister
@@ -36,20 +36,20 @@ class Site:
 
     def __init__(self, rig: Rig) -> None:
         self.rig = rig
-        self.keeper = FigureKeeper(None, rig.clock, prefix=figures.PREFIX, measures=figures.MEASURES)
+        self.keeper = FigureKeeper(None, rig.clock, prefix=releases.PREFIX, measures=releases.MEASURES)
         self.stub: Any = None
 
     async def open(self) -> None:
         rig = self.rig
         app = GrpcApp(
             listener=identity_side.LISTENER,
-            table=MethodTable(figures.ROWS),
+            table=MethodTable(releases.ROWS),
             access=AccessTable(identity_side.GRANTS),
             authenticators={Authentication.ANONYMOUS: FixedPrincipal(NOBODY)},
             clock=rig.clock,
             statistics=CallStatistics(),
         )
-        intake = figures.DaemonFigures(DaemonRegister(rig.store, rig.side.tokens), self.keeper)
+        intake = releases.DaemonFigures(DaemonRegister(rig.store, rig.side.tokens), self.keeper)
         app.add_service(SERVICE, FigureService(intake))
         app.seal()
         spec = ListenerSpec(name=identity_side.LISTENER, addresses=("127.0.0.1:0",), app=app)

@@ -18,7 +18,7 @@ from support.edge.edge_streams_rig import Rig, streams_rig, until
 
 from fleetplane.domains.edge.metrics import EdgeCollector
 from fleetplane.domains.edge.runs.channel import EdgeRuns
-from fleetplane.domains.edge.streams.tallies import OTHER, TOOLS_LIMIT, Tallies, reason_of
+from fleetplane.domains.edge.streams.call_encoding import OTHER, TOOLS_LIMIT, Tallies, reason_of
 from fleetplane.fleet.runs.records import RunState, TargetOutcome
 
 

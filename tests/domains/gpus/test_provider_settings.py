@@ -12,11 +12,12 @@ from support.fleet.plans_rig import plans_rig
 from support.fleet.started_domains import started_domains
 
 from fleetplane.domains.gpus.provider_settings import rules
-from fleetplane.domains.gpus.provider_settings.delivery import FORGET_SECONDS, RETURN_SECONDS
-from fleetplane.domains.gpus.provider_settings.kinds import (
+from fleetplane.domains.gpus.provider_settings.delivery import (
     AT,
+    FORGET_SECONDS,
     NAME,
     PROVIDER_SETTINGS,
+    RETURN_SECONDS,
     SETTINGS_APPLIED,
     SUBJECT,
     SettingsAppliedStatus,

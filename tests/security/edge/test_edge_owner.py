@@ -11,7 +11,7 @@ import pytest
 from support.edge.edge_daemon_rig import configure, edge_section, enrolled, running
 from support.edge.edge_server_double import EdgeServerDouble, edge_server, until
 
-from fleetplane.domains.edge.agent.config import pushed_config
+from fleetplane.domains.edge.agent.config import layers
 from fleetplane.domains.edge.agent.config.document import DaemonConfig, decode
 from fleetplane.domains.edge.agent.config.template import document
 from fleetplane.domains.edge.agent.identity.state_folder import StateFolder
@@ -116,7 +116,7 @@ async def test_a_pushed_context_takes_away(server: EdgeServerDouble, state: Stat
 def test_a_pushed_limit_counts_only_if_it_is_lower(key: str) -> None:
     owner = _owner(**{key: 100})
     for said, in_force in ((1000, 100), (10, 10)):
-        found = pushed_config.narrowed(owner, edge_section(**{key: said}), "pushed")
+        found = layers.narrowed(owner, edge_section(**{key: said}), "pushed")
         assert getattr(found.edge, key) == in_force
 
 
@@ -142,8 +142,8 @@ async def test_pushed_mount_points_lead_nowhere_new(server: EdgeServerDouble, st
 )
 def test_what_is_the_owners_alone_cannot_be_pushed(edge: dict[str, Any]) -> None:
     with pytest.raises(SettingsError):
-        pushed_config.check_pushed(edge_section(**edge), {}, pinned_contexts=False)
-    found = pushed_config.narrowed(_owner(), edge_section(**edge), "pushed")
+        layers.check_pushed(edge_section(**edge), {}, pinned_contexts=False)
+    found = layers.narrowed(_owner(), edge_section(**edge), "pushed")
     assert found.edge == _owner().edge  # and would not be read
 
 

@@ -36,8 +36,7 @@ from bench.http2 import (
     head,
     literal,
 )
-from fleetplane.domains.edge.identity.policy import IdentityPolicy
-from fleetplane.domains.edge.identity.server_key import ServerKey
+from fleetplane.domains.edge.identity.policy import IdentityPolicy, ServerKey
 from fleetplane.domains.edge.identity.tokens import NodeTokens
 from fleetplane.domains.edge.kinds import EDGE_NODE, NodeState, tenant_scope
 from fleetplane.domains.edge.server import BLUEPRINT

@@ -24,8 +24,8 @@ from support.shared.free_ports import free_port
 from support.shared.throwaway_ca import ThrowawayCa
 
 from fleetplane.domains.edge.wire import envelope
+from fleetplane.domains.edge.wire import envelope as userseal
 from fleetplane.domains.edge.wire import messages as wire
-from fleetplane.domains.edge.wire import user_envelope as userseal
 from fleetplane.domains.edge.wire.envelope import EventKind
 from fleetplane.domains.edge.wire.protobuf_types import struct_of
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb

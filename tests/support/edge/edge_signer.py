@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from fleetplane.domains.edge.identity.policy import ServerKey
 from fleetplane.domains.edge.identity.rotation import earlier
-from fleetplane.domains.edge.identity.server_key import ServerKey
 from fleetplane.domains.edge.identity.tokens import NodeTokens, blacklist
 from fleetplane.domains.edge.kinds import BLACKLISTED, EDGE_NODE, KINDS, NODE_CLAIM, NodeSpec, tenant_scope
 from fleetplane.domains.edge.nodes.config_layers import CONFIG_LAYER

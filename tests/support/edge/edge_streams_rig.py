@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from support.edge.edge_signer import BOSS, TENANT, Identity, Signer, enrolled, ok, opened_tokens, rotated
 
 from fleetplane.domains.blueprint import prepare_both, run_both
-from fleetplane.domains.edge.identity.server_key import ServerKey
+from fleetplane.domains.edge.identity.policy import ServerKey
 from fleetplane.domains.edge.identity.tokens import NodeTokens
 from fleetplane.domains.edge.kinds import (
     EDGE_NODE,
@@ -28,7 +28,7 @@ from fleetplane.domains.edge.nodes.registry import Nodes
 from fleetplane.domains.edge.streams.assembly import StreamOptions, StreamSide
 from fleetplane.domains.edge.streams.call_encoding import ToolCall, ToolOutcome, decode_outcome, encode_call
 from fleetplane.domains.edge.wire import envelope
-from fleetplane.domains.edge.wire import user_envelope as userseal
+from fleetplane.domains.edge.wire import envelope as userseal
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
 from fleetplane.gen.fleetplane.edge.v1 import tolerant_pb2
 from fleetplane.kernel.access import AccessTable, Principal

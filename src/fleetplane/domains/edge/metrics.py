@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from fleetplane.domains.edge.kinds import EDGE_NODE, NodeState
 from fleetplane.domains.edge.runs.channel import EdgeRuns
 from fleetplane.domains.edge.streams.assembly import StreamSide
-from fleetplane.domains.edge.streams.tallies import Tallies
+from fleetplane.domains.edge.streams.call_encoding import Tallies
 from fleetplane.fleet.runs.records import RunState
 from fleetplane.kernel.store import Store
 

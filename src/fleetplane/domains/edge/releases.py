@@ -1,18 +1,26 @@
-"""Who asks for releases of the edge daemon: whoever shows the token of a node that is enrolled."""
+"""Who asks for releases of the edge daemon: whoever shows the token of a node that is enrolled.
+
+What daemons measure of their machines, told by a call of its own beside their stream.
+
+The stream's own heartbeat says nothing but that a daemon lives, and is not ours to change.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
-from fleetplane.domains.edge.identity.assembly import JOIN_RATE, LISTENER
+from fleetplane.domains.edge.identity.assembly import CALL_RATE, JOIN_RATE, LISTENER
 from fleetplane.domains.edge.identity.tokens import EDGE_ROLE, NodeTokens
 from fleetplane.domains.edge.kinds import EDGE_NODE, NODE_CLAIM, EdgeNode, tenant_scope
 from fleetplane.domains.edge.nodes.registry import shown_name
+from fleetplane.fleet.figures import CPU, DISK, LOAD, MEMORY, FigureKeeper, Measure
+from fleetplane.fleet.figures_service import SERVICE
 from fleetplane.fleet.releases.agents_service import ReleaseAudience
 from fleetplane.fleet.releases.check_in import AgentCard
 from fleetplane.kernel.errors import Unauthenticated
 from fleetplane.kernel.store import Store
-from fleetplane.rpc import Authentication, CallContext, Needs
+from fleetplane.rpc import Authentication, CallContext, Needs, service_rows
 
 BEARER = b"bearer "
 
@@ -62,3 +70,41 @@ AUDIENCE = ReleaseAudience(
     needs=Needs.WRITES,
     register=_register,
 )
+
+
+PREFIX: Final = "edge"
+MEASURES: Final = (
+    CPU,
+    MEMORY,
+    DISK,
+    LOAD,
+    Measure(name="runningCommands", title="Commands that run", unit="", most=1e6),
+    Measure(name="waitingResults", title="Results that wait to be told", unit="", most=1e9),
+)
+# As with every call of daemons, the proof is in the request.
+ROWS: Final = tuple(
+    service_rows(
+        SERVICE,
+        None,
+        listener=LISTENER,
+        authentication=Authentication.ANONYMOUS,
+        rate=CALL_RATE,
+        needs=Needs.WRITES,
+    )
+)
+
+
+class DaemonFigures:
+    """Takes figures of the node whose token a call shows, and of no other."""
+
+    def __init__(self, register: DaemonRegister, figures: FigureKeeper) -> None:
+        self._register = register
+        self._figures = figures
+
+    def __repr__(self) -> str:
+        return f"<DaemonFigures {self._figures!r}>"
+
+    def take(self, context: CallContext, name: str, objects: Mapping[str, Mapping[str, float]]) -> None:  # noqa: ARG002  # the token says it
+        """Daemons look after nothing but their own machine."""
+        node = self._register.node(context)
+        self._figures.take(node.scope, node.name, objects.get("", {}))

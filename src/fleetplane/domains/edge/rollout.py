@@ -32,15 +32,14 @@ from fleetplane.domains.edge.nodes.config_layers import (
     shared,
 )
 from fleetplane.domains.edge.nodes.registry import shown_name
-from fleetplane.domains.edge.nodes.states import DaemonSighting, sighting_of
+from fleetplane.domains.edge.nodes.standings import DaemonSighting, sighting_of
 from fleetplane.domains.edge.streams.call_encoding import (
     SECURITY_CONTEXT,
     ToolCall,
     decode_outcome,
     encode_call,
 )
-from fleetplane.domains.edge.streams.controller import EdgeController
-from fleetplane.domains.edge.streams.instructions import Pushes
+from fleetplane.domains.edge.streams.controller import EdgeController, Pushes
 from fleetplane.domains.edge.streams.live import DaemonPresences, LiveDaemon
 from fleetplane.fleet.rollouts import holds
 from fleetplane.fleet.rollouts.holds import HeldVersions

@@ -11,15 +11,15 @@ from urllib.parse import urlsplit
 from prometheus_client.registry import Collector
 
 from fleetplane.domains.blueprint import Blueprint, Kernel, Service
-from fleetplane.domains.edge import access, figures
+from fleetplane.domains.edge import access, releases
 from fleetplane.domains.edge.desired import DESIRED, WRITERS
 from fleetplane.domains.edge.explain import DaemonExplainer, WorkerExplainer
 from fleetplane.domains.edge.grpc.relay import Relay, RelayOptions
 from fleetplane.domains.edge.identity import assembly as identity_side
 from fleetplane.domains.edge.identity.assembly import IdentitySide
+from fleetplane.domains.edge.identity.challenges import SWEEP_SECONDS as CHALLENGES_SWEEP_SECONDS
+from fleetplane.domains.edge.identity.challenges import SharedChallenges
 from fleetplane.domains.edge.identity.policy import IdentityPolicy
-from fleetplane.domains.edge.identity.shared_challenges import SWEEP_SECONDS as CHALLENGES_SWEEP_SECONDS
-from fleetplane.domains.edge.identity.shared_challenges import SharedChallenges
 from fleetplane.domains.edge.metrics import EdgeCollector
 from fleetplane.domains.edge.nodes.config_layers import CONFIG_LAYER, ConfigLayers
 from fleetplane.domains.edge.nodes.groups import EDGE_GROUP, EdgeGroups
@@ -53,7 +53,7 @@ BLUEPRINT = Blueprint(
     name="edge",
     keeps_telemetry=True,
     kinds=(*identity_side.KINDS, CONFIG_LAYER, EDGE_GROUP, EDGE_RUN, COMMAND, COMMAND_TARGET, *ROLLOUT_KINDS),
-    methods=(*identity_side.METHODS, *figures.ROWS),
+    methods=(*identity_side.METHODS, *releases.ROWS),
     grants=identity_side.GRANTS,
     operator_roles=access.ROLES,
     explain={
@@ -177,8 +177,10 @@ class EdgeDomain:
             "daemon": DaemonExplainer(store, presences, layers, clock, whereabouts=self.streams.whereabouts),
             "worker": WorkerExplainer(store, identity.workers, clock),
         }
-        self.figures = FigureKeeper(kernel.telemetry, clock, prefix=figures.PREFIX, measures=figures.MEASURES)
-        intake = figures.DaemonFigures(DaemonRegister(store, identity.tokens), self.figures)
+        self.figures = FigureKeeper(
+            kernel.telemetry, clock, prefix=releases.PREFIX, measures=releases.MEASURES
+        )
+        intake = releases.DaemonFigures(DaemonRegister(store, identity.tokens), self.figures)
         self.services: Sequence[Service] = (
             identity.service(self.streams.streams, self._relay),
             Service(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from fleetplane.domains.gpus.kinds import GPU, PROVIDER_LABEL, SCOPE
-from fleetplane.domains.gpus.provider_settings.kinds import AT, SETTINGS_APPLIED
+from fleetplane.domains.gpus.provider_settings.delivery import AT, SETTINGS_APPLIED
 from fleetplane.domains.gpus.providers import ProviderLeases
 from fleetplane.domains.gpus.rules import PROVIDER_SILENT
 from fleetplane.fleet.explain import from_record, placed

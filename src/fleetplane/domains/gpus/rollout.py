@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from fleetplane.domains.gpus.provider_settings.delivery import ProviderHealth, ProviderSettings, content_of
-from fleetplane.domains.gpus.provider_settings.kinds import (
+from fleetplane.domains.gpus.provider_settings.delivery import (
     AT,
     NAME,
     PROVIDER_SETTINGS,
     SETTINGS_APPLIED,
     SUBJECT,
+    ProviderHealth,
+    ProviderSettings,
     SettingsApplied,
     SettingsAppliedStatus,
+    content_of,
 )
 from fleetplane.fleet.rollouts.holds import HeldVersions
 from fleetplane.fleet.rollouts.records import Period

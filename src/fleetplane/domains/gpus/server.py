@@ -13,14 +13,16 @@ from fleetplane.domains.gpus.domain import OPERATOR_PROVIDER
 from fleetplane.domains.gpus.explain import GpuExplainer, ProviderExplainer
 from fleetplane.domains.gpus.grpc.device_api import GpuReader, GpuService, ProviderService, SentinelGpuService
 from fleetplane.domains.gpus.grpc.generations import Generation
-from fleetplane.domains.gpus.grpc.provider_settings import SERVICE as _SETTINGS
-from fleetplane.domains.gpus.grpc.provider_settings import ProviderSettingsService
 from fleetplane.domains.gpus.kinds import GPU, Gpu
 from fleetplane.domains.gpus.leases import PROVIDER_LEASE
 from fleetplane.domains.gpus.metrics import GpuCollector
-from fleetplane.domains.gpus.provider_settings.delivery import ProviderSettings
-from fleetplane.domains.gpus.provider_settings.kinds import KINDS as SETTINGS_KINDS
-from fleetplane.domains.gpus.provider_settings.kinds import SettingsApplied
+from fleetplane.domains.gpus.provider_settings.delivery import KINDS as SETTINGS_KINDS
+from fleetplane.domains.gpus.provider_settings.delivery import SERVICE as _SETTINGS
+from fleetplane.domains.gpus.provider_settings.delivery import (
+    ProviderSettings,
+    ProviderSettingsService,
+    SettingsApplied,
+)
 from fleetplane.domains.gpus.provider_settings.resources import OPERATE, SETTINGS, SETTINGS_WRITERS
 from fleetplane.domains.gpus.providers import ProviderLease, Providers
 from fleetplane.domains.gpus.registry import SERVER, Gpus

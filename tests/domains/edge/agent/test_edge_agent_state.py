@@ -14,8 +14,7 @@ import msgspec
 import pytest
 
 from fleetplane.domains.edge.agent.commands import journal as journals
-from fleetplane.domains.edge.agent.commands.journal import CommandJournal
-from fleetplane.domains.edge.agent.commands.results import ResultOutbox
+from fleetplane.domains.edge.agent.commands.journal import CommandJournal, ResultOutbox
 from fleetplane.domains.edge.agent.identity.state_folder import StateFolder, new_key, public_bytes
 from fleetplane.domains.edge.agent.status import forget, overview
 from fleetplane.kernel.errors import FailedPrecondition, IntegrityError, Unavailable

@@ -14,7 +14,6 @@ from support.edge.edge_server_double import TENANT, EdgeServerDouble, edge_serve
 from fleetplane.domains.edge.agent.assembly import Reach
 from fleetplane.domains.edge.agent.config import document as config
 from fleetplane.domains.edge.agent.endpoint import DialTarget, target
-from fleetplane.domains.edge.agent.identity.claims import BadToken
 from fleetplane.domains.edge.agent.identity.enrolment import (
     Enroller,
     EnrolmentRefused,
@@ -22,6 +21,7 @@ from fleetplane.domains.edge.agent.identity.enrolment import (
     Existing,
     plan,
 )
+from fleetplane.domains.edge.agent.identity.keyring import BadToken
 from fleetplane.domains.edge.agent.identity.state_folder import StateFolder, public_bytes
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
 from fleetplane.kernel.clock import SystemClock

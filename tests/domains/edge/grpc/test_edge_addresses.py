@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fleetplane.domains.edge.grpc.caller_address import caller_address, networks
+from fleetplane.domains.edge.grpc.node_cluster import caller_address, networks
 from fleetplane.kernel.errors import SettingsError
 
 TRUSTED = networks(["10.0.0.0/8", "192.0.2.1", "2001:db8:1::/48"])

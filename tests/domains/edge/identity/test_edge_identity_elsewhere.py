@@ -12,8 +12,7 @@ import grpc
 import pytest
 from support.edge.edge_identity_rig import SECONDS, UNLIMITED, Rig, code_of, refusal_of, two_servers
 
-from fleetplane.domains.edge.identity.challenges import TRIES_LIMIT
-from fleetplane.domains.edge.identity.shared_challenges import SharedChallenges
+from fleetplane.domains.edge.identity.challenges import TRIES_LIMIT, SharedChallenges
 from fleetplane.domains.edge.kinds import CHALLENGE, EDGE_NODE, WORKER
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
 from fleetplane.rpc import Rate

@@ -19,7 +19,7 @@ from fleetplane.domains.edge.kinds import (
     NodeStatus,
     PayloadDialect,
 )
-from fleetplane.domains.edge.nodes.states import DaemonSighting, state_of, status_after
+from fleetplane.domains.edge.nodes.standings import DaemonSighting, state_of, status_after
 from fleetplane.domains.edge.streams.assembly import StreamOptions
 from fleetplane.domains.edge.streams.live import StreamTail
 

@@ -14,7 +14,7 @@ from support.edge.edge_signer import legacy, ok
 from support.edge.edge_streams_rig import MESSAGE_LIMIT_BYTES, Daemon, Rig, streams_rig, until
 
 from fleetplane.domains.edge.kinds import PayloadDialect
-from fleetplane.domains.edge.streams import cut_results
+from fleetplane.domains.edge.streams import tool_calls
 from fleetplane.domains.edge.streams.assembly import StreamOptions
 from fleetplane.domains.edge.streams.call_encoding import TAIL_BYTES
 from fleetplane.domains.edge.streams.verification import OUTPUT_SAMPLE, RejectionCause, SealPolicy
@@ -119,13 +119,13 @@ def test_how_it_ended_is_told_by_the_beginning_of_a_result(
     sealed = pb.SealNodeEnvelope(node_security_token="t" * 900, signature=b"s" * 64, payload=b"p" * 100)
     event = tolerant_pb2.CommandResult(envelope=sealed, command_id=COMMAND, result=result)
     whole = tolerant_pb2.EdgeEvent(command_result=event).SerializeToString()
-    found = cut_results.read(whole[:65_536], len(whole))
+    found = tool_calls.read(whole[:65_536], len(whole))
     assert found is not None
     assert (found.event.command_id, found.event.envelope) == (COMMAND, sealed)
     assert (found.said.outcome, found.said.exit_code, found.dialect) == (outcome, exit_code, dialect)
     assert "was cut" in found.said.message
     for length in range(0, 1200, 7):
-        cut_results.read(whole[:length], len(whole))  # whatever is there, it does not break
+        tool_calls.read(whole[:length], len(whole))  # whatever is there, it does not break
 
 
 # Whether lines are believed.

@@ -13,12 +13,11 @@ import grpc.aio
 import msgspec
 import structlog
 
-from fleetplane.domains.edge.agent import capabilities as machine
 from fleetplane.domains.edge.agent import endpoint as link
+from fleetplane.domains.edge.agent import status as machine
 from fleetplane.domains.edge.agent.commands.commands import CommandSurroundings, CommandWork
-from fleetplane.domains.edge.agent.commands.journal import CommandJournal
+from fleetplane.domains.edge.agent.commands.journal import SETTLED_SECONDS, CommandJournal, ResultOutbox
 from fleetplane.domains.edge.agent.commands.judge import Judge
-from fleetplane.domains.edge.agent.commands.results import SETTLED_SECONDS, ResultOutbox
 from fleetplane.domains.edge.agent.config.document import ServerProof
 from fleetplane.domains.edge.agent.config.layers import DaemonConfiguration
 from fleetplane.domains.edge.agent.daemon import Daemon, Pace
@@ -29,7 +28,7 @@ from fleetplane.domains.edge.agent.identity.state_folder import StateFolder, pub
 from fleetplane.domains.edge.agent.session import DaemonNode, Leaving
 from fleetplane.domains.edge.agent.status import fingerprint
 from fleetplane.domains.edge.agent.tools.contract import ProgramLimits, ProgramPrivileges, Tool
-from fleetplane.domains.edge.agent.tools.keys import RotateKey
+from fleetplane.domains.edge.agent.tools.registry import RotateKey
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
 from fleetplane.kernel.clock import Clock
 from fleetplane.node.upgrade.following import Follow, no_check_in

@@ -12,7 +12,7 @@ from typing import Final
 from google.protobuf.message import DecodeError
 
 from fleetplane.domains.edge.wire import envelope
-from fleetplane.domains.edge.wire import user_envelope as userseal
+from fleetplane.domains.edge.wire import envelope as userseal
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import InvalidArgument, Unauthenticated

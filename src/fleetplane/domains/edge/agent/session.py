@@ -18,7 +18,7 @@ import structlog
 
 from fleetplane.domains.edge.agent import events
 from fleetplane.domains.edge.agent.commands.commands import CommandWork
-from fleetplane.domains.edge.agent.commands.results import ResultOutbox
+from fleetplane.domains.edge.agent.commands.journal import ResultOutbox
 from fleetplane.domains.edge.agent.config.layers import DaemonConfiguration
 from fleetplane.domains.edge.agent.endpoint import translated
 from fleetplane.domains.edge.agent.events import Speaker

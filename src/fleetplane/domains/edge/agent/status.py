@@ -1,22 +1,91 @@
-"""What a state folder tells a person, and forgetting it. Blocking."""
+"""What a state folder tells a person, and forgetting it. Blocking.
+
+What this machine is and has, as the daemon tells the server: looked up unless the owner said otherwise.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+import os
+import platform
+import shutil
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
 from fleetplane.domains.edge.agent.config import document as config
+from fleetplane.domains.edge.agent.config.document import CapabilitySettings
 from fleetplane.domains.edge.agent.config.layers import Pushed
-from fleetplane.domains.edge.agent.identity import claims
+from fleetplane.domains.edge.agent.identity import keyring
 from fleetplane.domains.edge.agent.identity import state_folder as state
 from fleetplane.domains.edge.agent.identity.state_folder import StateFolder
+from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
 from fleetplane.kernel.errors import FailedPrecondition, FleetplaneError
+from fleetplane.node.host import proc
+
+TOOLS: Final = (
+    "bash",
+    "zsh",
+    "sh",
+    "docker",
+    "podman",
+    "kubectl",
+    "helm",
+    "git",
+    "curl",
+    "jq",
+    "terraform",
+    "ansible",
+)
+ALWAYS: Final = "shell"
+MOUNT_POINTS: Final = {
+    "linux": ("/", "/home", "/etc", "/var/log"),
+    "macos": ("/", "/Users", "/Library", "/var/log"),
+}
+SYSTEMS: Final = {"darwin": "macos"}
+RUNTIMES: Final = ("docker", "podman")
+GIBIBYTE: Final = 1024**3
+
+
+def capabilities(
+    said: CapabilitySettings,
+    *,
+    tools: tuple[str, ...],
+    path: str,
+    config_version: str = "",
+    draining: bool = False,
+) -> pb.EdgeCapabilities:
+    """Blocking. `tools` are the daemon's own; `path` is where programs are looked for."""
+    system = said.os or SYSTEMS.get(platform.system().lower(), platform.system().lower())
+    found = said.local_tools
+    if found is None:
+        found = (ALWAYS, *(name for name in TOOLS if shutil.which(name, path=path) is not None), *tools)
+    mounts = said.mount_points
+    if mounts is None:
+        mounts = tuple(place for place in MOUNT_POINTS.get(system, ("/",)) if Path(place).is_dir())
+    return pb.EdgeCapabilities(
+        os=system,
+        arch=said.arch or platform.machine().lower(),
+        local_tools=found,
+        mount_points=mounts,
+        custom_labels=_labels(said.custom_labels),
+        node_capabilities=pb.NodeCapabilities(
+            cpu_cores=os.cpu_count() or 0,
+            available_memory_gb=proc.memory_bytes() // GIBIBYTE,
+            supported_runtimes=[name for name in RUNTIMES if shutil.which(name, path=path) is not None],
+        ),
+        config_version=config_version,
+        draining=draining,
+    )
+
+
+def _labels(said: Mapping[str, str]) -> dict[str, str]:
+    return dict(sorted(said.items()))
+
 
 T = TypeVar("T")
 
@@ -35,7 +104,7 @@ def overview(folder: StateFolder) -> dict[str, object]:
         if key is not None:
             found["key"] = fingerprint(state.public_bytes(key))
     if folder.token.exists():
-        token = _try(found, "token", lambda: claims.node(folder.load_token()))
+        token = _try(found, "token", lambda: keyring.node(folder.load_token()))
         if token is not None:
             found["enrolled"] = "key" in found
             found["token_expires"] = _when(token.exp)

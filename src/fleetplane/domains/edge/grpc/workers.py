@@ -12,6 +12,7 @@ from fleetplane.domains.edge.nodes.config_layers import ConfigLayers, LayerPlace
 from fleetplane.domains.edge.nodes.registry import Nodes
 from fleetplane.domains.edge.wire import messages as wire
 from fleetplane.domains.edge.workers import forwarding
+from fleetplane.domains.edge.workers.forwarding import WorkerReport
 from fleetplane.domains.edge.workers.registry import (
     CLUSTER_ID,
     CLUSTER_NAME,
@@ -20,7 +21,6 @@ from fleetplane.domains.edge.workers.registry import (
     must_lead,
     must_serve,
 )
-from fleetplane.domains.edge.workers.rules import WorkerReport
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
 from fleetplane.gen.aegis.runtime.v1 import runtime_pb2
 from fleetplane.kernel.clock import Clock

@@ -6,16 +6,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from fleetplane.domains.blueprint import Service
 from fleetplane.domains.edge import access, kinds
-from fleetplane.domains.edge.grpc.node_cluster import NodeClusterService
+from fleetplane.domains.edge.grpc.node_cluster import EdgeStreamsPort, NodeClusterService
 from fleetplane.domains.edge.grpc.relay import Relay
-from fleetplane.domains.edge.grpc.servicer_ports import EdgeStreamsPort
 from fleetplane.domains.edge.grpc.workers import WorkerService
 from fleetplane.domains.edge.identity.attestation import DaemonEnrolment
+from fleetplane.domains.edge.identity.challenges import SharedChallenges
 from fleetplane.domains.edge.identity.enrolment_tokens import EnrolmentTokens
-from fleetplane.domains.edge.identity.policy import IdentityPolicy
+from fleetplane.domains.edge.identity.policy import IdentityPolicy, ServerKey
 from fleetplane.domains.edge.identity.rotation import Rotation
-from fleetplane.domains.edge.identity.server_key import ServerKey
-from fleetplane.domains.edge.identity.shared_challenges import SharedChallenges
 from fleetplane.domains.edge.identity.tokens import NodeTokens
 from fleetplane.domains.edge.nodes.config_layers import ConfigLayers
 from fleetplane.domains.edge.nodes.registry import Nodes

@@ -16,9 +16,13 @@ from functools import partial
 
 import msgspec
 
-from fleetplane.domains.edge.identity.challenges import Challenge, Challenges, EnrolmentCandidate
+from fleetplane.domains.edge.identity.challenges import (
+    Challenge,
+    Challenges,
+    EnrolmentCandidate,
+    SharedChallenges,
+)
 from fleetplane.domains.edge.identity.policy import IdentityPolicy
-from fleetplane.domains.edge.identity.shared_challenges import SharedChallenges
 from fleetplane.domains.edge.identity.tokens import EnrollmentClaims, EnrolmentToken, NodeTokens, blacklist
 from fleetplane.domains.edge.kinds import (
     BLACKLISTED,

@@ -12,11 +12,9 @@ from fleetplane.domains.edge.identity.enrolment_tokens import EnrolmentTokens
 from fleetplane.domains.edge.nodes.config_layers import ConfigLayers
 from fleetplane.domains.edge.nodes.groups import EdgeGroups
 from fleetplane.domains.edge.nodes.registry import Nodes
-from fleetplane.domains.edge.rest.cluster import ClusterRoutes
+from fleetplane.domains.edge.rest.cluster import ClusterRoutes, ConfigRoutes
 from fleetplane.domains.edge.rest.common import BAD_REQUEST, EdgeCall, EdgeError, Manner, envelope
-from fleetplane.domains.edge.rest.config import ConfigRoutes
-from fleetplane.domains.edge.rest.groups import GroupRoutes
-from fleetplane.domains.edge.rest.hosts import HostRoutes
+from fleetplane.domains.edge.rest.hosts import GroupRoutes, HostRoutes
 from fleetplane.domains.edge.rest.runs import FleetRoutes
 from fleetplane.domains.edge.runs.channel import EdgeRuns
 from fleetplane.domains.edge.workers.admission import WorkerAdmission

@@ -17,7 +17,7 @@ from fleetplane.domains.edge.rest.common import EdgeCall, Manner, actor, tenant
 from fleetplane.domains.edge.rest.shapes import Cancelled, Preview, RunDetail, RunPage, ShownMember, ShownRun
 from fleetplane.domains.edge.runs import target_spellings as targets
 from fleetplane.domains.edge.runs.channel import EdgeRun, EdgeRuns, ToolRequest, encoded_args
-from fleetplane.domains.edge.runs.policy_spellings import PolicyBody, policy_of
+from fleetplane.domains.edge.runs.target_spellings import PolicyBody, policy_of
 from fleetplane.domains.edge.streams.call_encoding import SECURITY_CONTEXT, public_id
 from fleetplane.fleet.runs.channel import RunOrder
 from fleetplane.fleet.runs.records import RunState

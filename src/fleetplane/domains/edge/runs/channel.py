@@ -14,12 +14,12 @@ from fleetplane.domains.edge.runs import target_spellings as targets
 from fleetplane.domains.edge.runs.target_spellings import SpelledTarget, TargetKind
 from fleetplane.domains.edge.streams.call_encoding import (
     ANSWER_GRACE_SECONDS,
+    Tallies,
     ToolCall,
     decode_outcome,
     encode_call,
     public_id,
 )
-from fleetplane.domains.edge.streams.tallies import Tallies
 from fleetplane.fleet.runs import records
 from fleetplane.fleet.runs.channel import CommandIssue, RunChannel, RunOrder
 from fleetplane.fleet.runs.records import RunKind, RunSpec, RunStatus

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import partial
 
-from fleetplane.domains.edge.identity.server_key import ServerKey
+from fleetplane.domains.edge.identity.policy import ServerKey
 from fleetplane.domains.edge.identity.tokens import NodeTokens
 from fleetplane.domains.edge.nodes.config_layers import ConfigLayers
 from fleetplane.domains.edge.nodes.last_heard import LastHeard
 from fleetplane.domains.edge.streams.call_encoding import CHANNEL
 from fleetplane.domains.edge.streams.connect_edge import EdgeStreams
-from fleetplane.domains.edge.streams.controller import EdgeController
-from fleetplane.domains.edge.streams.instructions import Pushes
+from fleetplane.domains.edge.streams.controller import EdgeController, Pushes
 from fleetplane.domains.edge.streams.live import DaemonPresences
 from fleetplane.domains.edge.streams.sealing import StreamSealer
 from fleetplane.domains.edge.streams.tool_calls import Dispatcher, DispatchPolicy

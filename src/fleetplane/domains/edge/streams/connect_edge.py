@@ -16,9 +16,8 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from fleetplane.domains.edge.kinds import Desired, EdgeNode, PayloadDialect, credential_name
-from fleetplane.domains.edge.streams import cut_results
-from fleetplane.domains.edge.streams.controller import ROTATED, EdgeController
-from fleetplane.domains.edge.streams.instructions import UNDRAINED, Pushes
+from fleetplane.domains.edge.streams import tool_calls
+from fleetplane.domains.edge.streams.controller import ROTATED, UNDRAINED, EdgeController, Pushes
 from fleetplane.domains.edge.streams.live import STREAM, DaemonPresences, LiveDaemon
 from fleetplane.domains.edge.streams.tool_calls import Dispatcher
 from fleetplane.domains.edge.streams.verification import RejectionCause, SealForm, StreamVerifier, refusal
@@ -195,7 +194,7 @@ class EdgeStreams:
     async def _take_cut(self, live: LiveDaemon, raw: CutMessage) -> None:
         """An event that was too large to be taken as a whole. Only a result tells something by its beginning;
         of anything else the signature is out of reach, so it counts as not said."""
-        found = cut_results.read(raw, raw.size)
+        found = tool_calls.read(raw, raw.size)
         if found is None:
             self.oversized += 1
             log.warning("edge.event_too_large", node=live.node_id, bytes=raw.size)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from fleetplane.domains.edge.kinds import Capabilities, PayloadDialect
-from fleetplane.domains.edge.nodes.states import DaemonSighting
+from fleetplane.domains.edge.nodes.standings import DaemonSighting
 from fleetplane.domains.edge.streams.call_encoding import TAIL_BYTES
 from fleetplane.domains.edge.streams.sealing import StreamSealer
 from fleetplane.domains.edge.streams.verification import Seal

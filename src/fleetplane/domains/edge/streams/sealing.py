@@ -14,8 +14,8 @@ from google.protobuf.struct_pb2 import Struct
 
 from fleetplane.domains.edge.streams.call_encoding import ToolCall, public_id
 from fleetplane.domains.edge.wire import envelope
+from fleetplane.domains.edge.wire import envelope as userseal
 from fleetplane.domains.edge.wire import messages as wire
-from fleetplane.domains.edge.wire import user_envelope as userseal
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import InvalidArgument

@@ -4,23 +4,65 @@ A worker says itself where it is reached, so only what the operators allowed is 
 and never another kind of address. The request goes on as it came: its envelope is the proof that the worker
 checks for itself. One hop is allowed, so that two servers that hold each other for workers do not pass a
 call round in circles.
+
+Which worker gets an execution, and in which state workers are. Pure.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
 import grpc
+import msgspec
 
+from fleetplane.domains.edge.kinds import NodeResources, Worker, WorkerRole, WorkerState
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2_grpc
 from fleetplane.gen.aegis.runtime.v1 import runtime_pb2
 from fleetplane.kernel.errors import FailedPrecondition, SettingsError
+
+RUNS_EXECUTIONS = frozenset({WorkerRole.WORKER, WorkerRole.HYBRID})
+
+
+class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker's last heartbeat."""
+
+    at_ns: int
+    state: WorkerState
+    active_executions: int = 0
+    memory_gb: int = 0
+    cpu_percent: float = 0.0
+
+
+def state_of(
+    worker: Worker, report: WorkerReport | None, *, now_ns: int, stale_seconds: float
+) -> WorkerState:
+    """By what it says of itself, unless it has not said anything for too long."""
+    if report is None or now_ns - report.at_ns >= stale_seconds * 1e9:
+        return WorkerState.UNHEALTHY
+    return WorkerState.DRAINING if worker.spec.draining else report.state
+
+
+def suffices(offered: NodeResources, needed: NodeResources) -> bool:
+    return (
+        offered.gpu_count >= needed.gpu_count
+        and offered.vram_gb >= needed.vram_gb
+        and offered.cpu_cores >= needed.cpu_cores
+        and offered.memory_gb >= needed.memory_gb
+        and set(needed.runtimes) <= set(offered.runtimes)
+    )
+
+
+def preferred(workers: Iterable[Worker], tags: Iterable[str]) -> Sequence[Worker]:
+    """Those that have all of the tags; everyone, if nobody has."""
+    everyone, wanted = list(workers), set(tags)
+    return [worker for worker in everyone if wanted <= set(worker.spec.tags)] or everyone
+
 
 HOP_FIELD = "x-fleetplane-forwarded"
 EXECUTION_SECONDS = 3600.0

@@ -34,7 +34,13 @@ from fleetplane.domains.edge.kinds import (
 )
 from fleetplane.domains.edge.nodes.last_heard import LastHeard
 from fleetplane.domains.edge.wire import envelope
-from fleetplane.domains.edge.workers.rules import RUNS_EXECUTIONS, WorkerReport, preferred, state_of, suffices
+from fleetplane.domains.edge.workers.forwarding import (
+    RUNS_EXECUTIONS,
+    WorkerReport,
+    preferred,
+    state_of,
+    suffices,
+)
 from fleetplane.fleet.freeze import Freezes
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
 from fleetplane.kernel.clock import Clock

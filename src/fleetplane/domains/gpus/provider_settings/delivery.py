@@ -4,6 +4,10 @@ A provider takes part in rollouts from the first time that it asks while it hold
 there is nothing that could confirm a version. One that holds none is told what everybody is to have. What
 providers say is written only when it is news. Where a rollout or a policy holds the settings, providers have
 the version at which they are held (`fleet/rollouts/holds.py`), whatever is newest.
+
+`fleetplane.device.v1.ProviderSettingsService`: what our own provider asks about its settings.
+
+Settings of providers as they are stored: what they are to have, and what each has of it.
 """
 
 from __future__ import annotations
@@ -15,25 +19,54 @@ import msgspec
 
 from fleetplane.domains.gpus.kinds import GPU, SCOPE
 from fleetplane.domains.gpus.provider_settings import rules
-from fleetplane.domains.gpus.provider_settings.kinds import (
-    AT,
-    NAME,
-    PROVIDER_SETTINGS,
-    SETTINGS_APPLIED,
-    SUBJECT,
-    SettingsApplied,
-    SettingsAppliedSpec,
-    SettingsAppliedStatus,
-)
+from fleetplane.domains.gpus.provider_settings.rules import ProviderSettingsSpec
 from fleetplane.domains.gpus.providers import ProviderLeases
+from fleetplane.domains.gpus.releases import check_provider
 from fleetplane.domains.gpus.rules import GpuPolicy
 from fleetplane.fleet.rollouts import holds
 from fleetplane.fleet.rollouts.holds import HoldReader, digest
 from fleetplane.gen.fleetplane.device.v1 import provider_settings_pb2 as pb
 from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.resources import Key
+from fleetplane.kernel.resources import Key, Kind, Nothing, Resource
 from fleetplane.kernel.store import Beside, Draft, Store
 from fleetplane.kernel.values.times import NS
+from fleetplane.rpc import CallContext
+
+SUBJECT = "gpus.settings"
+AT = "gpus/providers"
+"""Where the settings lie, what providers have of them, and their rollouts."""
+NAME = "providers"
+"""The one object: settings hold for every provider that asks for them."""
+
+
+class SettingsAppliedSpec(msgspec.Struct, frozen=True, kw_only=True):
+    provider: str
+    again: bool = False
+    """It is to try once more what it could not take; said here where several servers share a database."""
+
+
+class SettingsAppliedStatus(msgspec.Struct, frozen=True, kw_only=True):
+    version: str = ""
+    """Which settings the provider says are in force."""
+    wanted: str = ""
+    """Which ones it was sent last, taken or refused."""
+    error: str = ""
+    failures: int = 0
+    failed_at_ns: int = 0
+    """When the last of them was heard of."""
+
+
+StoredSettings = Resource[ProviderSettingsSpec, Nothing]
+SettingsApplied = Resource[SettingsAppliedSpec, SettingsAppliedStatus]
+
+PROVIDER_SETTINGS: Kind[ProviderSettingsSpec, Nothing] = Kind(
+    "gpu-provider-settings", ProviderSettingsSpec, Nothing
+)
+SETTINGS_APPLIED: Kind[SettingsAppliedSpec, SettingsAppliedStatus] = Kind(
+    "gpu-settings-applied", SettingsAppliedSpec, SettingsAppliedStatus
+)
+KINDS = (PROVIDER_SETTINGS, SETTINGS_APPLIED)
+
 
 ASK_SECONDS = 2.0
 """Between two questions of a provider: one small call for each of a handful."""
@@ -234,3 +267,17 @@ def reported(
         failures=failures,
         failed_at_ns=0 if not error else before.failed_at_ns if is_same else now_ns,
     )
+
+
+SERVICE = pb.DESCRIPTOR.services_by_name["ProviderSettingsService"]
+
+
+class ProviderSettingsService:
+    def __init__(self, settings: ProviderSettings) -> None:
+        self._settings = settings
+
+    async def SyncSettings(
+        self, request: pb.SyncSettingsRequest, _context: CallContext
+    ) -> pb.SyncSettingsResponse:
+        check_provider(request.provider_id, field="provider_id")
+        return await self._settings.heard(request)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fleetplane.domains.gpus.provider_settings import rules
-from fleetplane.domains.gpus.provider_settings.kinds import (
+from fleetplane.domains.gpus.provider_settings.delivery import (
     AT,
     NAME,
     PROVIDER_SETTINGS,

@@ -22,8 +22,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fleetplane.domains.edge.agent import endpoint as link
 from fleetplane.domains.edge.agent.config import document as config
 from fleetplane.domains.edge.agent.config import template
-from fleetplane.domains.edge.agent.identity import claims
-from fleetplane.domains.edge.agent.identity.claims import DaemonEnrollmentClaims
+from fleetplane.domains.edge.agent.identity import keyring
+from fleetplane.domains.edge.agent.identity.keyring import DaemonEnrollmentClaims
 from fleetplane.domains.edge.agent.identity.state_folder import StateFolder, new_key, public_bytes
 from fleetplane.domains.edge.wire import envelope
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
@@ -85,9 +85,9 @@ class EnrolmentRefused(Unauthenticated):
 
 def plan(folder: StateFolder, request: EnrolmentRequest, *, now: float) -> EnrolmentPlan:
     """Blocking; reads only. Raises what keeps this machine from being enrolled."""
-    said = claims.enrollment(request.token)
+    said = keyring.enrollment(request.token)
     if said.exp is not None and now > said.exp + LEEWAY_SECONDS:
-        raise claims.BadToken(f"the enrollment token is over since {now - said.exp:.0f} s")
+        raise keyring.BadToken(f"the enrollment token is over since {now - said.exp:.0f} s")
     link.target(said.cep)
     key_there, config_there = folder.key.exists(), folder.config.exists()
     for path in (folder.key, folder.config):
@@ -118,7 +118,7 @@ def plan(folder: StateFolder, request: EnrolmentRequest, *, now: float) -> Enrol
     completed = _completed(document, node_id, said)
     return EnrolmentPlan(
         said=said,
-        server_key=claims.server_key(said),
+        server_key=keyring.server_key(said),
         node_id=node_id,
         new_key=not key_there or request.existing is Existing.FORCE,
         document=completed,
@@ -220,7 +220,7 @@ class Enroller:
             except grpc.aio.AioRpcError as error:
                 raise _translated(error) from error
         token: str = earned.node_security_token
-        said = claims.node(token)
+        said = keyring.node(token)
         if said.sub != made.node_id or (said.tid and said.tid != made.said.tid):
             raise IntegrityError("the server answered with a token of another node or tenant")
         return token, _pin(made.server_key, attested.server_public_key, earned.server_public_key)

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fleetplane.domains.edge.agent import endpoint as link
 from fleetplane.domains.edge.agent.config.document import DaemonConfig
-from fleetplane.domains.edge.agent.identity import claims
+from fleetplane.domains.edge.agent.identity import keyring as claims
 from fleetplane.domains.edge.agent.identity import keyring as identity
 from fleetplane.domains.edge.agent.identity.keyring import DaemonIdentity, Keyring
 from fleetplane.domains.edge.agent.identity.state_folder import StateFolder, new_key, public_bytes

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Mapping
 from typing import Final
 
-from fleetplane.domains.edge.agent.tools import arguments as read
+from fleetplane.domains.edge.agent.tools import contract as read
 from fleetplane.domains.edge.agent.tools.contract import (
     BadArguments,
     Claims,

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from fleetplane.domains.edge.agent.tools import arguments as read
+from fleetplane.domains.edge.agent.tools import contract as read
 from fleetplane.domains.edge.agent.tools.contract import (
     BadArguments,
     Claims,
