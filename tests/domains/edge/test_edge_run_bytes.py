@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import msgspec
 
-from fleetplane.domains.edge.rest import run_events
+from fleetplane.domains.edge.rest import runs
 from fleetplane.domains.edge.runs.channel import EDGE_RUN, EdgeRun, EdgeRunSpec
 from fleetplane.domains.edge.runs.target_spellings import SpelledTarget, TargetKind
 from fleetplane.domains.edge.streams.call_encoding import ToolOutcome, encode_outcome
@@ -182,6 +182,6 @@ SHIPPED = b"".join(
 
 
 def test_events_are_told_byte_for_byte_as_before() -> None:
-    told = [b"".join(run_events.documented(run(), event)) for event in (*EVENTS, None)]
+    told = [b"".join(runs.documented(run(), event)) for event in (*EVENTS, None)]
     assert b"".join(told) == DOCUMENTED
-    assert b"".join(b"".join(run_events.shipped(run(), event)) for event in (*EVENTS, None)) == SHIPPED
+    assert b"".join(b"".join(runs.shipped(run(), event)) for event in (*EVENTS, None)) == SHIPPED

@@ -13,7 +13,7 @@ from support.edge.edge_server_double import EdgeServerDouble, edge_server, until
 
 from fleetplane.domains.edge.agent.config import layers
 from fleetplane.domains.edge.agent.config.document import DaemonConfig, decode
-from fleetplane.domains.edge.agent.config.template import document
+from fleetplane.domains.edge.agent.identity.enrolment import first_document
 from fleetplane.domains.edge.agent.identity.state_folder import StateFolder
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
 from fleetplane.kernel.errors import SettingsError
@@ -69,7 +69,7 @@ def _push(server: EdgeServerDouble, version: str, delta: dict[str, Any]) -> None
 
 
 def _owner(**edge: Any) -> DaemonConfig:
-    made = document(node_id=NODE, tenant="acme", endpoint="relay:443", labels={}, minimal=False)
+    made = first_document(node_id=NODE, tenant="acme", endpoint="relay:443", labels={}, minimal=False)
     made["spec"]["cluster"]["edge"] |= edge  # type: ignore[index]
     return decode(made, "owner")
 
@@ -178,7 +178,7 @@ def test_a_variable_that_chooses_code_is_allowed_by_nothing(name: str) -> None:
 def test_nor_can_the_owner_ask_for_it(name: str) -> None:
     with pytest.raises(SettingsError, match="chooses code"):
         _owner(environment={name: "x"})
-    made = document(node_id=NODE, tenant="acme", endpoint="relay:443", labels={}, minimal=True)
+    made = first_document(node_id=NODE, tenant="acme", endpoint="relay:443", labels={}, minimal=True)
     made["spec"] |= _contexts({"tool_pattern": "cmd.run", "env_allowlist": [name]})["spec"]
     with pytest.raises(SettingsError, match="chooses code"):
         decode(made, "owner")

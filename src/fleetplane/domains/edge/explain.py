@@ -21,8 +21,7 @@ from fleetplane.domains.edge.kinds import (
     worker_scope,
 )
 from fleetplane.domains.edge.nodes.config_layers import ConfigLayers, MergedConfig
-from fleetplane.domains.edge.nodes.standings import sighting_of
-from fleetplane.domains.edge.streams.live import DaemonPresences, LiveDaemon
+from fleetplane.domains.edge.streams.live import DaemonPresences, LiveDaemon, sighting_of
 from fleetplane.domains.edge.workers.registry import EdgeWorkers
 from fleetplane.fleet.explain import from_record, placed
 from fleetplane.kernel.clock import Clock

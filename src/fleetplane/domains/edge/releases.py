@@ -1,8 +1,7 @@
-"""Who asks for releases of the edge daemon: whoever shows the token of a node that is enrolled.
+"""Calls of daemons beside their stream: releases and metrics of the machine.
 
-What daemons measure of their machines, told by a call of its own beside their stream.
-
-The stream's own heartbeat says nothing but that a daemon lives, and is not ours to change.
+Both show the token of an enrolled node, which `DaemonRegister` verifies. The stream's heartbeat carries
+nothing but that the daemon lives, and its message is not ours to change.
 """
 
 from __future__ import annotations

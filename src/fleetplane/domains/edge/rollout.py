@@ -32,7 +32,6 @@ from fleetplane.domains.edge.nodes.config_layers import (
     shared,
 )
 from fleetplane.domains.edge.nodes.registry import shown_name
-from fleetplane.domains.edge.nodes.standings import DaemonSighting, sighting_of
 from fleetplane.domains.edge.streams.call_encoding import (
     SECURITY_CONTEXT,
     ToolCall,
@@ -40,7 +39,7 @@ from fleetplane.domains.edge.streams.call_encoding import (
     encode_call,
 )
 from fleetplane.domains.edge.streams.controller import EdgeController, Pushes
-from fleetplane.domains.edge.streams.live import DaemonPresences, LiveDaemon
+from fleetplane.domains.edge.streams.live import DaemonPresences, DaemonSighting, LiveDaemon, sighting_of
 from fleetplane.fleet.rollouts import holds
 from fleetplane.fleet.rollouts.holds import HeldVersions
 from fleetplane.fleet.rollouts.records import Period

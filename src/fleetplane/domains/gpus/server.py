@@ -11,16 +11,21 @@ from fleetplane.domains.blueprint import Blueprint, Kernel, Service
 from fleetplane.domains.gpus import figures, rules
 from fleetplane.domains.gpus.domain import OPERATOR_PROVIDER
 from fleetplane.domains.gpus.explain import GpuExplainer, ProviderExplainer
-from fleetplane.domains.gpus.grpc.device_api import GpuReader, GpuService, ProviderService, SentinelGpuService
+from fleetplane.domains.gpus.grpc.device_api import (
+    SETTINGS_SERVICE,
+    GpuReader,
+    GpuService,
+    ProviderService,
+    ProviderSettingsService,
+    SentinelGpuService,
+)
 from fleetplane.domains.gpus.grpc.generations import Generation
 from fleetplane.domains.gpus.kinds import GPU, Gpu
 from fleetplane.domains.gpus.leases import PROVIDER_LEASE
 from fleetplane.domains.gpus.metrics import GpuCollector
 from fleetplane.domains.gpus.provider_settings.delivery import KINDS as SETTINGS_KINDS
-from fleetplane.domains.gpus.provider_settings.delivery import SERVICE as _SETTINGS
 from fleetplane.domains.gpus.provider_settings.delivery import (
     ProviderSettings,
-    ProviderSettingsService,
     SettingsApplied,
 )
 from fleetplane.domains.gpus.provider_settings.resources import OPERATE, SETTINGS, SETTINGS_WRITERS
@@ -72,7 +77,11 @@ BLUEPRINT = Blueprint(
     keeps_telemetry=True,
     methods=(
         *service_rows(
-            _SETTINGS, WRITE, listener=LISTENER, authentication=Authentication.SOCKET, needs=Needs.WRITES
+            SETTINGS_SERVICE,
+            WRITE,
+            listener=LISTENER,
+            authentication=Authentication.SOCKET,
+            needs=Needs.WRITES,
         ),
         *(
             MethodRow(
@@ -206,7 +215,11 @@ class GpuDomain:
             Service(
                 listener=LISTENER, descriptor=_PROVIDER, servicer=ProviderService(self._gpus, self._providers)
             ),
-            Service(listener=LISTENER, descriptor=_SETTINGS, servicer=ProviderSettingsService(self.settings)),
+            Service(
+                listener=LISTENER,
+                descriptor=SETTINGS_SERVICE,
+                servicer=ProviderSettingsService(self.settings),
+            ),
             Service(
                 listener=LISTENER,
                 descriptor=FIGURES,

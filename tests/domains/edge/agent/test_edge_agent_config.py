@@ -15,8 +15,8 @@ import structlog
 import yaml
 
 from fleetplane.domains.edge.agent.config import document as config
-from fleetplane.domains.edge.agent.config import template
 from fleetplane.domains.edge.agent.config.layers import DaemonConfiguration
+from fleetplane.domains.edge.agent.identity import enrolment
 from fleetplane.domains.edge.agent.identity.state_folder import StateFolder
 from fleetplane.kernel.errors import SettingsError
 
@@ -25,7 +25,9 @@ NODE = "11111111-2222-4333-8444-555555555555"
 
 def document() -> dict[str, Any]:
     return copy.deepcopy(
-        template.document(node_id=NODE, tenant="u-1", endpoint="relay:443", labels={"a": "b"}, minimal=False)
+        enrolment.first_document(
+            node_id=NODE, tenant="u-1", endpoint="relay:443", labels={"a": "b"}, minimal=False
+        )
     )
 
 
@@ -53,10 +55,10 @@ def configuration(folder: Path, **changes: Any) -> DaemonConfiguration:
 
 
 def test_what_enrolment_writes_can_be_read_again() -> None:
-    read = config.decode(config.parse(template.render(document()), "f"), "f")
+    read = config.decode(config.parse(enrolment.render(document()), "f"), "f")
     assert (read.spec.node.id, read.edge.tenant_id, read.endpoint) == (NODE, "u-1", "relay:443")
     assert read.edge.stream_reconnect_backoff_secs == (1, 2, 5, 15, 60)
-    assert [context.name for context in read.spec.security_contexts] == list(template.CONTEXT_NAMES)
+    assert [context.name for context in read.spec.security_contexts] == list(enrolment.CONTEXT_NAMES)
 
 
 @pytest.mark.parametrize(

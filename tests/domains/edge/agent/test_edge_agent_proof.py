@@ -41,7 +41,11 @@ def test_rotation_requests_are_signed_over_the_bytes_written_down() -> None:
 
 
 @given(
-    st.dictionaries(st.text(max_size=5), st.floats(allow_nan=False) | st.text(max_size=20), max_size=5),
+    st.dictionaries(
+        st.text(max_size=5),
+        st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=20),
+        max_size=5,
+    ),
     st.binary(max_size=300),
     st.text(max_size=50),
 )

@@ -19,9 +19,8 @@ from fleetplane.domains.edge.kinds import (
     NodeStatus,
     PayloadDialect,
 )
-from fleetplane.domains.edge.nodes.standings import DaemonSighting, state_of, status_after
 from fleetplane.domains.edge.streams.assembly import StreamOptions
-from fleetplane.domains.edge.streams.live import StreamTail
+from fleetplane.domains.edge.streams.live import DaemonSighting, StreamTail, state_of, status_after
 
 SPEC = NodeSpec(display_name="", public_key=b"k" * 32, token_id="t", token_expires_at_ns=0, enrolled_at_ns=0)
 SEEN = DaemonSighting(

@@ -1,6 +1,7 @@
-"""What a state folder tells a person, and forgetting it. Blocking.
+"""What the daemon says of itself: its state folder to a person, its machine to the server. Blocking.
 
-What this machine is and has, as the daemon tells the server: looked up unless the owner said otherwise.
+The machine's capabilities are looked up unless its owner set them. `forget` removes the state folder's
+content.
 """
 
 from __future__ import annotations

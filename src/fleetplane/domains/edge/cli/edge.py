@@ -56,7 +56,8 @@ def node_of(server: RestClient, given: str) -> str:
 class EdgeVerbs(LazyGroup):
     entries: ClassVar[Mapping[str, LazyEntry]] = {
         "config": LazyEntry(
-            target="fleetplane.domains.edge.cli.config:config", help="What daemons should be configured with."
+            target="fleetplane.domains.edge.cli.cluster:config",
+            help="What daemons should be configured with.",
         ),
         "group": LazyEntry(target="fleetplane.domains.edge.cli.groups:group", help="Named sets of daemons."),
         "run": LazyEntry(

@@ -4,14 +4,9 @@ Which methods this server serves depends on its role: a worker takes no edge dae
 forwards no executions. Who calls is proven inside each request, by signature and token; only the
 operators' method is behind a bearer token.
 
-What the identity side of the edge domain asks of its neighbours.
-
-From which address a call comes, when proxies stand between. Pure.
-
-Only those proxies are believed that the operators named: what others write into `x-forwarded-for`
-is theirs to invent. Read from the right, where the nearest proxy wrote, the first address that is
-no proxy of ours is the caller's. Addresses of version 6 count by their network of 64 bits, which
-is what one customer is given.
+A caller's address is read from `x-forwarded-for` only as far as proxies named in the settings wrote it:
+from the right, the first address that is not such a proxy. IPv6 addresses count by their /64 network,
+which is what one customer is given.
 """
 
 from __future__ import annotations

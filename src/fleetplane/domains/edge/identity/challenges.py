@@ -1,16 +1,13 @@
 """Nonces that were handed out and wait to be signed.
 
-Kept in memory: a server that restarts lets its callers ask again, which costs them a second. Where
-several servers share a database, the others learn of them (`shared_challenges`).
-The table is bounded by dropping what waits longest; to push a caller out between its two calls,
-others would have to ask as often as the table is long. One challenge leads to one answer: who lost
-it gets the same again.
+They are kept in memory: a server that restarts lets its callers ask again, which costs them a second. The
+table is bounded by dropping what waits longest; to push a caller out between its two calls, others would
+have to ask as often as the table is long. One challenge leads to one answer: a caller that lost it gets
+the same again.
 
-Challenges that any of several servers on one database can see answered.
-
-A machine that enrols makes two calls, and a balancer may send each to another server. What was asked of
-it is then kept in the database, sealed: a worker's candidature has its token in it. A single server keeps
-challenges in memory alone.
+Where several servers share a database, a balancer may send the two calls of an enrolment to different
+servers. `SharedChallenges` then keeps challenges in the database, sealed, since a worker's candidature
+holds its token.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""What this server is to its daemons, and the times and bounds that identity goes by.
+"""What this server is to its daemons: its role, the bounds of identity, and the key they know it by.
 
-The key by which daemons know this server: Ed25519, made once, kept sealed.
-
-Its public half is told at enrolment, so that a daemon can pin it; what is signed with it is others'
-business.
+The key is Ed25519, made once and kept sealed; its public half is told at enrolment, so that a daemon can
+pin it.
 """
 
 from __future__ import annotations

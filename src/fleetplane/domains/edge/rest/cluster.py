@@ -1,8 +1,7 @@
-"""REST: what concerns all tenants: workers and their tokens, the configuration of everyone, a tenant's end.
+"""REST: workers and their tokens, revoking a tenant, and layers of configuration.
 
-Only operators whose token is of no tenant may ask for any of it.
-
-REST: what daemons should be configured with, for a whole tenant and for one daemon.
+All but the configuration of a tenant and of its daemons is refused to operators whose token is of one
+tenant.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""REST: enrollment tokens and daemons.
-
-REST: named sets of daemons.
-"""
+"""REST: enrolment tokens, daemons, and groups of daemons."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""From what an operator asks for to the daemons that are meant. Pure.
+"""Read what a request asks for: which daemons, and the policy of the run. Pure.
 
-As text: `@NODE` (its id or name), `group:NAME`, `all`, or a selector. In JSON: `{"Node": id}`,
-`{"Group": id}`, `{"Selector": {…}}`, `"All"` or `{"All": null}`.
-
-From what a client asks for to the policy of a run, in every spelling that clients use. Pure.
+A target as text: `@NODE` (its id or name), `group:NAME`, `all`, or a selector. In JSON: `{"Node": id}`,
+`{"Group": id}`, `{"Selector": {…}}`, `"All"` or `{"All": null}`. A policy is read in every spelling that
+clients use.
 """
 
 from __future__ import annotations

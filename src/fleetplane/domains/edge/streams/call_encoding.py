@@ -1,9 +1,7 @@
-"""What a command of the ledger carries to a daemon, and what is kept of its answer.
+"""What a command carries to a daemon, what is kept of its answer, and how outcomes are counted.
 
-How commands fared, counted by tool, outcome and reason, for metrics.
-
-Tools and reasons are words of operators and daemons, so only a bounded number of them gets a count of its
-own: the first tools that come, and the reasons that the protocol knows. The rest is counted together.
+Tools and reasons are words of operators and daemons, so `Tallies` counts only a bounded number of them by
+name: the first tools that come, and the reasons that the protocol knows. The rest is counted together.
 """
 
 from __future__ import annotations

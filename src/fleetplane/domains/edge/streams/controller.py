@@ -1,21 +1,20 @@
 """Keeping streams as they should be, and their daemons' records true.
 
 Is told when a stream opens, says something and ends; watches records, configurations and the
-clock. Silent daemons become unhealthy, revoked ones are cut off, those whose credentials were
-replaced are let go when the overlap is over, and whoever should be told something is.
+clock. Silent daemons become unhealthy, revoked ones are cut off, and those whose credentials were
+replaced are let go when the overlap is over.
 
-What a connected daemon should be told beside tool calls: its configuration, to drain, to stop.
-
-Level-triggered: compares what is wanted with what this stream was told and what the daemon said,
-and sends what is missing. Looking again does no harm. A daemon says that it did as told by a
-progress report about a word of ours instead of a command, or by its capabilities:
+`Instructions` tells a connected daemon its configuration, to drain and to stop. It compares what is
+wanted with what this stream was told and what the daemon said, and sends what is missing; looking again
+does no harm. A daemon confirms by a progress report about a word of ours instead of a command, or by its
+capabilities:
 
     command id           state            message
     (the version)        config-applied   the version
     (the version)        config-refused   why
     drain                drained          (empty)
 
-Daemons in the field say nothing of the kind: they are told once per stream.
+Daemons in the field confirm nothing: they are told once per stream.
 """
 
 from __future__ import annotations

@@ -1,15 +1,13 @@
 """Tool calls on their way to daemons, and what daemons say to them.
 
-Writes commands for the streams that the channel's courier puts them on, within what a daemon can
-have at once, and takes them back. What comes in about a command (its output while it runs, its result)
-becomes the ledger's word for it, with the end of its output. Who may call what, and which daemons
-are meant, is decided before; what a daemon makes of a call is its own decision.
+Writes commands for the streams that the channel's courier puts them on, within what a daemon can have at
+once, and takes them back. Output and results of a command are entered in the ledger, with the end of the
+output. Who may call what, and which daemons are meant, is decided before; what a daemon makes of a call
+is its own decision.
 
-Results that are too large to be taken as a whole: what can be told from their beginning. Pure.
-
-A daemon in the field repeats all of a command's output in its result. How the command ended stands before
-that, and so does the envelope; what stands after it, such as why something failed, is lost with the rest.
-The output itself was streamed before, and its end is kept from there.
+A result that is larger than the limit is read from its beginning: daemons in the field repeat all of a
+command's output in it. The outcome and the envelope stand before the output; what stands after it, such
+as why something failed, is lost. The output itself was streamed before, and its end is kept from there.
 """
 
 from __future__ import annotations

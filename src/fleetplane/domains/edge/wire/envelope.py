@@ -26,13 +26,11 @@ Nothing that is signed for one purpose is ever taken for another:
     rotation          a message that names the node and the new key, and is none of the others
     worker's call     a prefix of its own with method, target and time
 
-Pure, shared by both sides: knows no protobuf, no clock and no keys but those it is given.
+Pure, shared by both sides: knows no clock and no keys but those it is given.
 
-What the server signs of a tool call on behalf of a user: the inner seal of a command. Pure.
-
-The bytes are compact JSON with its keys in order. They are made from the message itself, so that
-whoever verifies needs nothing but what arrived; its numbers are doubles by then on both sides.
-Shared by the server and the node side.
+`canonical` gives the bytes of the inner seal: what the server signs of a tool call on behalf of a user. They
+are compact JSON with its keys in order, made from the message itself, so that a verifier needs nothing but
+what arrived; its numbers are doubles by then on both sides.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
-"""Passing an execution on to the worker that runs it, and its events back.
+"""Choosing the worker that runs an execution, passing the execution on, and its events back.
 
 A worker says itself where it is reached, so only what the operators allowed is dialled: a host and a port,
 and never another kind of address. The request goes on as it came: its envelope is the proof that the worker
 checks for itself. One hop is allowed, so that two servers that hold each other for workers do not pass a
 call round in circles.
-
-Which worker gets an execution, and in which state workers are. Pure.
 """
 
 from __future__ import annotations

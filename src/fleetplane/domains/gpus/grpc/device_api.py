@@ -19,9 +19,12 @@ from fleetplane.domains.gpus.grpc import generations, patches
 from fleetplane.domains.gpus.grpc.encodings import Encodings
 from fleetplane.domains.gpus.grpc.generations import Generation, ListRange
 from fleetplane.domains.gpus.kinds import GPU, SCOPE, Gpu, Replacement
+from fleetplane.domains.gpus.provider_settings.delivery import ProviderSettings
 from fleetplane.domains.gpus.providers import ProviderLeases
 from fleetplane.domains.gpus.registry import Gpus
+from fleetplane.domains.gpus.releases import check_provider
 from fleetplane.domains.gpus.wire import GpuDialect
+from fleetplane.gen.fleetplane.device.v1 import provider_settings_pb2 as settings_pb2
 from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2, provider_pb2
 from fleetplane.gen.nvidia.nvsentinel.v1alpha1 import gpu_pb2 as first_pb2
 from fleetplane.kernel.errors import AlreadyExists, Compacted, InvalidArgument, NotFound, Unavailable
@@ -29,6 +32,7 @@ from fleetplane.kernel.store import Store
 from fleetplane.kernel.watch import Audience, EventBatch, Watch
 from fleetplane.rpc import CallContext, Framed, ImmediateAnswer, Shared
 
+SETTINGS_SERVICE = settings_pb2.DESCRIPTOR.services_by_name["ProviderSettingsService"]
 SNAPSHOT_CHUNK = 64
 """GPUs announced per write at the start of a watch; 64 of about 1 KB fill a large frame."""
 
@@ -365,3 +369,16 @@ class ProviderService:
         names = wire.heartbeat_names(request.gpu_names)
         await self._providers.heartbeat(provider, names, actor=context.principal.name)
         return provider_pb2.HeartbeatResponse(acknowledged=True)
+
+
+class ProviderSettingsService:
+    """`fleetplane.device.v1.ProviderSettingsService`: what our own provider asks about its settings."""
+
+    def __init__(self, settings: ProviderSettings) -> None:
+        self._settings = settings
+
+    async def SyncSettings(
+        self, request: settings_pb2.SyncSettingsRequest, _context: CallContext
+    ) -> settings_pb2.SyncSettingsResponse:
+        check_provider(request.provider_id, field="provider_id")
+        return await self._settings.heard(request)

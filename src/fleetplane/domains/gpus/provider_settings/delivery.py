@@ -1,13 +1,10 @@
-"""Bringing settings to providers: which version each is to have, sent in the answer to its question.
+"""Settings of providers as they are stored, and which version each provider is to have.
 
-A provider takes part in rollouts from the first time that it asks while it holds a lease: without a lease
-there is nothing that could confirm a version. One that holds none is told what everybody is to have. What
-providers say is written only when it is news. Where a rollout or a policy holds the settings, providers have
-the version at which they are held (`fleet/rollouts/holds.py`), whatever is newest.
-
-`fleetplane.device.v1.ProviderSettingsService`: what our own provider asks about its settings.
-
-Settings of providers as they are stored: what they are to have, and what each has of it.
+Settings are sent in the answer to a provider's question. It takes part in rollouts from the first time
+that it asks while it holds a lease: without a lease nothing could confirm a version, and it gets the
+newest. What providers say is written only when it is news. Where a rollout or a policy holds the
+settings, providers have the version at which they are held (`fleet/rollouts/holds.py`), whatever is
+newest.
 """
 
 from __future__ import annotations
@@ -21,7 +18,6 @@ from fleetplane.domains.gpus.kinds import GPU, SCOPE
 from fleetplane.domains.gpus.provider_settings import rules
 from fleetplane.domains.gpus.provider_settings.rules import ProviderSettingsSpec
 from fleetplane.domains.gpus.providers import ProviderLeases
-from fleetplane.domains.gpus.releases import check_provider
 from fleetplane.domains.gpus.rules import GpuPolicy
 from fleetplane.fleet.rollouts import holds
 from fleetplane.fleet.rollouts.holds import HoldReader, digest
@@ -30,7 +26,6 @@ from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.resources import Key, Kind, Nothing, Resource
 from fleetplane.kernel.store import Beside, Draft, Store
 from fleetplane.kernel.values.times import NS
-from fleetplane.rpc import CallContext
 
 SUBJECT = "gpus.settings"
 AT = "gpus/providers"
@@ -267,17 +262,3 @@ def reported(
         failures=failures,
         failed_at_ns=0 if not error else before.failed_at_ns if is_same else now_ns,
     )
-
-
-SERVICE = pb.DESCRIPTOR.services_by_name["ProviderSettingsService"]
-
-
-class ProviderSettingsService:
-    def __init__(self, settings: ProviderSettings) -> None:
-        self._settings = settings
-
-    async def SyncSettings(
-        self, request: pb.SyncSettingsRequest, _context: CallContext
-    ) -> pb.SyncSettingsResponse:
-        check_provider(request.provider_id, field="provider_id")
-        return await self._settings.heard(request)

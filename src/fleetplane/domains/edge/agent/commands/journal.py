@@ -1,16 +1,11 @@
-"""What became of commands, kept so that none is ever run twice and no result is lost.
+"""The commands this daemon took: none is run twice, and no result is lost.
 
-A command's id is on disk before the command begins, its result before it is sent. Whoever asks for
-the same id again, after whatever crash, gets the result; if there is none, the daemon died while the
-command ran, and only that can be said.
-
-An append-only file of lines, read once and written anew at the start. A line that was being written
-when the lights went out is ignored, and with it nothing that anyone was told.
-
-Results on their way to the server, and whatever session there is to carry news.
+A command's id is on disk before the command begins, its result before it is sent. A repeated id is answered
+with the result; if there is none, the daemon died while the command ran, and only that can be said.
+The file is append-only lines, read once and written anew at the start; an incomplete last line is ignored.
 
 A result counts as told once the stream it went out on has outlived it by a while; if the stream
-breaks before that, it goes out again on the next. A server knows a result that it has seen.
+breaks before that, it goes out again on the next. The server recognizes a result that it has seen.
 """
 
 from __future__ import annotations
@@ -23,8 +18,8 @@ from typing import Final, Protocol
 
 import msgspec
 
-from fleetplane.kernel.files import write_durably
 from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.files import write_durably
 from fleetplane.node.outbox import Outbox
 
 REMEMBERED: Final = 4096

@@ -2,7 +2,7 @@
 
 Of the layers on this machine later ones win: what is built in, what the user shares between programs,
 what was written for this daemon. Objects are merged key by key, anything else replaces what was below.
-What the server pushed is not merged, but narrows what came of this (`pushed_config`).
+What the server pushed is not merged, but narrows what came of this (`layers`).
 
 Keys that the daemon does not read are left alone: other programs read the same file. Security
 contexts are the exception: there a misspelt word would be a hole. Pure.

@@ -1,15 +1,10 @@
 """The configuration in force: the layers on this machine, narrowed by what the server pushed.
 
-What the owner wrote is the ceiling: a pushed layer changes how the daemon behaves and takes away from
-what commands may do, and never adds to that. It is checked as part of the whole before it counts, is on
-disk before it is acknowledged, and survives restarts. One that does not fit is refused in words, and the
-one before stays.
-
-What a server may say about this daemon's configuration: how it behaves, and less than its owner allows.
-
 The owner's layers are the ceiling. Only what stands in `PushedConfig` is taken from a pushed document; a
-limit counts if it is smaller, contexts and mount points hold beside the owner's. What is the owner's alone
-(`OWN_PATHS`) may be repeated, and is refused in words when it differs. Pure.
+limit counts if it is smaller, contexts and mount points hold beside the owner's. What is the owner's
+alone (`OWN_PATHS`) may be repeated, and is refused when it differs. A pushed layer is checked as part of
+the whole before it counts, is on disk before it is acknowledged, and survives restarts; the one before
+stays in force when it is refused.
 """
 
 from __future__ import annotations

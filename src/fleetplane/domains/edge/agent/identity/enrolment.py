@@ -1,8 +1,8 @@
 """Enrolling this machine with a token: from an empty folder to one with a key, a configuration and a token.
 
-What is there already is never replaced unasked: `--force` replaces it, `--keep-existing` uses it if
-it fits. The token says where the server is and for which tenant we come; it may name the server's key,
-which is then the only one we believe.
+What is there already is replaced only with `--force`; `--keep-existing` uses it if it fits. The token
+says where the server is and for which tenant we come; it may name the server's key, which is then the
+only one we believe. A machine without a configuration gets `first_document`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fleetplane.domains.edge.agent import endpoint as link
 from fleetplane.domains.edge.agent.config import document as config
-from fleetplane.domains.edge.agent.config import template
+from fleetplane.domains.edge.agent.config.document import API_VERSION, BACKOFF_SECONDS, KIND, Document
 from fleetplane.domains.edge.agent.identity import keyring
 from fleetplane.domains.edge.agent.identity.keyring import DaemonEnrollmentClaims
 from fleetplane.domains.edge.agent.identity.state_folder import StateFolder, new_key, public_bytes
@@ -32,6 +32,59 @@ from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FailedPrecondition, FleetplaneError, IntegrityError, Unauthenticated
 from fleetplane.node.link import words
 from fleetplane.node.tasks import in_thread
+
+CONTEXT_NAMES: Final = ("zaru-free", "zaru-pro", "zaru-business", "zaru-enterprise")
+"""The names that servers send commands under."""
+
+_HEAD: Final = """\
+# Written when this machine was enrolled; yours to edit from here on.
+#
+# Commands name a security context below. What is on its deny_list is denied; otherwise the first
+# capability that permits all of a command permits it; otherwise it is refused. To limit one:
+#
+#   capabilities:
+#     - tool_pattern: fs.*
+#       path_allowlist: [/srv]
+#     - tool_pattern: cmd.run
+#       command_allowlist: [/usr/bin/uptime, systemctl]
+#       subcommand_allowlist: [status]
+#   deny_list: [fs.write]
+"""
+
+
+def first_document(
+    *, node_id: str, tenant: str, endpoint: str, labels: dict[str, str], minimal: bool
+) -> Document:
+    names = CONTEXT_NAMES[:1] if minimal else CONTEXT_NAMES
+    edge: dict[str, object] = {"tenant_id": tenant}
+    if not minimal:
+        edge["stream_reconnect_backoff_secs"] = [int(wait) for wait in BACKOFF_SECONDS]
+    if labels:
+        edge["capabilities"] = {"custom_labels": labels}
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {"name": f"edge-{node_id[:8]}"},
+        "spec": {
+            "node": {"id": node_id, "type": "edge"},
+            "cluster": {
+                "enabled": True,
+                "role": "edge",
+                "controller": {"endpoint": endpoint},
+                "heartbeat_interval_secs": 30,
+                "edge": edge,
+            },
+            "security_contexts": [
+                {"name": name, "description": "", "capabilities": [{"tool_pattern": "*"}], "deny_list": []}
+                for name in names
+            ],
+        },
+    }
+
+
+def render(made: Document) -> bytes:
+    return (_HEAD + yaml.safe_dump(made, sort_keys=False, default_flow_style=False)).encode()
+
 
 LEEWAY_SECONDS: Final = 60.0
 """Between the server's clock and ours, before we say that a token is over."""
@@ -108,7 +161,7 @@ def plan(folder: StateFolder, request: EnrolmentRequest, *, now: float) -> Enrol
         _check_endpoint(folder, document, said)
     fresh = not config_there or request.existing is Existing.FORCE
     if fresh:
-        document = template.document(
+        document = first_document(
             node_id=node_id,
             tenant=said.tid,
             endpoint=said.cep,
@@ -189,7 +242,7 @@ class Enroller:
             folder.write(folder.enrollment, request.token.encode())
             if made.write_config:
                 fresh = request.existing is Existing.FORCE or not folder.config.exists()
-                text = template.render(made.document) if fresh else _plain(made.document)
+                text = render(made.document) if fresh else _plain(made.document)
                 folder.store_document(text)
         return key
 

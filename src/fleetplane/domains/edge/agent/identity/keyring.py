@@ -1,9 +1,7 @@
-"""Who we are right now: key and token together, replaced together.
+"""The daemon's key and token, replaced together.
 
-Whatever signs asks here each time, so that a renewed token or a rotated key is used from the next
-message on, on the stream that is open.
-
-What a token says, read without its key: the signature is the server's to verify. Pure.
+Each signature asks here, so that a renewed token or a rotated key is used from the next message on, on the
+stream that is open. A token's claims are read without its key: the server verifies the signature.
 """
 
 from __future__ import annotations

@@ -4,9 +4,8 @@ A call is taken apart before anything runs: `claims` says which paths, programs 
 touch, so that the policy decides about all tools alike and a tool never decides about itself.
 Packages offer their own through the entry point group named in `registry`.
 
-Reading a call's arguments: each by name, of one type, within bounds. Pure.
-
-They come as JSON does: all numbers are floating-point ones, and nothing says what was left out.
+Arguments are read by name, of one type, within bounds. They come as JSON does: all numbers are floating-
+point ones, and nothing says what was left out.
 """
 
 from __future__ import annotations

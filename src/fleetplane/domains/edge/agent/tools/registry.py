@@ -1,9 +1,8 @@
-"""Which tools there are on this machine: the built-in ones, and those of installed packages.
+"""The tools of this machine: the built-in ones, and those of installed packages.
 
 A package offers one as an entry point in the group `fleetplane.edge_tools`: its object is called
 without arguments and gives a `Tool`. A name is given once; a package cannot take a built-in one's.
-
-`edge.rotate_key`: have the daemon replace its own key, for servers that rotate a fleet in waves.
+`RotateKey` (`edge.rotate_key`) replaces the daemon's own key, for servers that rotate a fleet in waves.
 """
 
 from __future__ import annotations
