@@ -84,7 +84,7 @@ def test_a_stranger_s_checkpoint_and_a_missing_key_are_told_in_one_line(
     other.mkdir(mode=0o700)
     write(other, "x")
     foreign = invoke("audit", "verify", "--data-dir", str(data), "--anchor", str(other / "audit"))
-    assert (foreign.code, foreign.out, foreign.err.count("\n")) == (1, "", 1)
+    assert (foreign.code, foreign.out, foreign.err.count("\n")) == (2, "", 1)
     assert "was not signed by this server's key" in foreign.err
 
     shown = invoke("audit", "public-key", "--data-dir", str(data))

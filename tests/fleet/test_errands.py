@@ -150,7 +150,7 @@ def test_the_successor_of_an_active_server_that_died_answers_what_it_was_asked()
             await until(lambda: done == ["one"])
             one.kill()
             assert await asked[0] == "it"
-            assert done == ["one", "two"]
+            assert done in (["one", "two"], ["one", "three"]), "whichever leads next"
 
     run(all_of_it())
 

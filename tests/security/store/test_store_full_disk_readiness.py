@@ -41,11 +41,10 @@ def test_a_server_is_not_ready_while_its_disk_is_full_and_ready_again_afterwards
     with running_server(small_disk, "--only", "gpus") as server:
         answers(server.web, 200)
         ballast = small_disk / "ballast"
-        with ballast.open("wb") as file:
+        with ballast.open("wb", buffering=0) as file:
             try:
                 while True:
                     file.write(bytes(64 * 1024))
-                    file.flush()
             except OSError:
                 pass
         assert answers(server.web, 503) == "the disk is full\n"

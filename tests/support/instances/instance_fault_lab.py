@@ -12,7 +12,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,11 @@ from fleetplane.domains.instances.providers.mock.provider import read_state
 from fleetplane.domains.instances.records.instances import Instances
 from fleetplane.domains.instances.server import BLUEPRINT
 from fleetplane.kernel.clock import SystemClock
+from fleetplane.kernel.identity import MasterKey
 from fleetplane.kernel.kinds import KERNEL_KINDS
+from fleetplane.kernel.sealing import Sealer
 from fleetplane.kernel.store import Store, StoreSettings
+from fleetplane.server.keys import AUDIT_CHAIN
 
 STATE_FILE = "machines.jsonl"
 POLL_SECONDS = 0.005
@@ -68,12 +71,23 @@ class FaultLab:
 
     def records(self) -> dict[str, Instance]:
         rows = self._rows("SELECT body FROM resources WHERE kind = ?")
-        return {found.name: found for found in map(INSTANCE.decode, rows)}
+        return {found.name: found for found in self._decoded(rows)}
 
     def history(self) -> list[Instance]:
         """Every version of every record there ever was, in order."""
         rows = self._rows("SELECT body FROM log WHERE kind = ? ORDER BY revision")
-        return [INSTANCE.decode(row) for row in rows]
+        return self._decoded(rows)
+
+    def _decoded(self, rows: list[bytes]) -> list[Instance]:
+        """As the server stores instances: sealed under its master key."""
+        if not rows:
+            return []
+        kind = replace(INSTANCE, sealer=Sealer(self._audit_key(), SystemClock()))
+        return [kind.decode(row) for row in rows]
+
+    def _audit_key(self) -> bytes:
+        master = MasterKey.from_file(self.folder / "master.key", SystemClock(), may_create=False)
+        return master.derive(AUDIT_CHAIN)
 
     def _rows(self, query: str) -> list[bytes]:
         path = self.folder / "fleetplane.db"
@@ -101,7 +115,8 @@ class FaultLab:
 
         settings = StoreSettings(path=self.folder / "fleetplane.db")
         kinds = (*KERNEL_KINDS, *BLUEPRINT.kinds)
-        async with Store.open(settings, kinds=kinds, clock=SystemClock()) as store:
+        key = self._audit_key()
+        async with Store.open(settings, kinds=kinds, clock=SystemClock(), audit_key=lambda _: key) as store:
             for name in self.records():
                 await Instances(store).step(TENANT, name, registered, action="register")
 
