@@ -20,15 +20,15 @@ from support.kernel.leaving import being_written
 import fleetplane
 from fleetplane.fleet.releases.agents_service import DomainReleases
 from fleetplane.fleet.releases.check_in import AgentCard, CheckInPolicy, CheckIns
-from fleetplane.fleet.releases.key import ReleaseKey
-from fleetplane.fleet.releases.metrics import ReleaseCollector
-from fleetplane.fleet.releases.records import AGENT_VERSION, KINDS, AgentHello
+from fleetplane.fleet.releases.records import AGENT_VERSION, KINDS, AgentHello, ReleaseKey
 from fleetplane.fleet.releases.releases import NewRelease, Releases
+from fleetplane.fleet.releases.resource import ReleaseCollector
 from fleetplane.fleet.releases.shelf import Shelf
 from fleetplane.fleet.releases.subject import AgentVersions
 from fleetplane.fleet.rollouts.rules.passes import ACTOR
 from fleetplane.gen.fleetplane.fleet.v1 import releases_pb2 as pb
 from fleetplane.gen.fleetplane.fleet.v1 import releases_pb2_grpc
+from fleetplane.kernel import release_documents as documents
 from fleetplane.kernel.audit.chain import ChainEntry
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.errors import (
@@ -39,7 +39,6 @@ from fleetplane.kernel.errors import (
     NotFound,
     ResourceExhausted,
 )
-from fleetplane.kernel.release import documents
 from fleetplane.kernel.store import Store, StoreSettings
 from fleetplane.node.upgrade import launcher, upgrader
 from fleetplane.node.upgrade.folder import ReleaseFolder

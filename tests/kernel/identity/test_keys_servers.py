@@ -13,7 +13,7 @@ from support.shared.three_stores import three_stores
 from support.shared.virtual_loop import run
 
 from fleetplane.fleet.people.refresh_tokens import RotatingRefresh
-from fleetplane.fleet.releases.key import ReleaseKey
+from fleetplane.fleet.releases.records import ReleaseKey
 from fleetplane.kernel.access import Role
 from fleetplane.kernel.errors import AlreadyExists, Conflict, FailedPrecondition, Unauthenticated, Unavailable
 from fleetplane.kernel.identity import Authority, MasterKey

@@ -13,10 +13,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from support.fleet.releases_kit import record_digest, tiny_wheel
 
 from fleetplane.domains.edge.agent.tools.registry import GROUP
+from fleetplane.kernel import release_documents as documents
 from fleetplane.kernel.errors import IntegrityError, PermissionDenied, ResourceExhausted
-from fleetplane.kernel.release import documents
-from fleetplane.kernel.release.documents import FileEntry, ReleaseManifest, UpgradeOrder
-from fleetplane.kernel.release.wheels import parse_wheel
+from fleetplane.kernel.release_documents import FileEntry, ReleaseManifest, UpgradeOrder, parse_wheel
 from fleetplane.node.upgrade import installing
 from fleetplane.node.upgrade.folder import ReleaseFolder
 

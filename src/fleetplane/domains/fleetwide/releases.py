@@ -9,14 +9,13 @@ from pathlib import Path
 from prometheus_client.registry import Collector
 
 from fleetplane.domains.blueprint import Blueprint, Domain, Kernel, Service
-from fleetplane.domains.fleetwide.release_service import ReleaseService
 from fleetplane.fleet.freeze import Freezable
 from fleetplane.fleet.releases import agents_service
-from fleetplane.fleet.releases.agents_service import DomainReleases
+from fleetplane.fleet.releases.agents_service import DomainReleases, ReleaseService
 from fleetplane.fleet.releases.check_in import CheckInPolicy, CheckIns
-from fleetplane.fleet.releases.key import ReleaseKey
-from fleetplane.fleet.releases.metrics import ReleaseCollector
+from fleetplane.fleet.releases.records import ReleaseKey
 from fleetplane.fleet.releases.releases import Releases
+from fleetplane.fleet.releases.resource import ReleaseCollector
 from fleetplane.fleet.releases.shelf import Shelf
 from fleetplane.fleet.releases.subject import AgentVersions
 from fleetplane.gen.fleetplane.fleet.v1 import releases_pb2

@@ -12,7 +12,6 @@ from fleetplane.domains.blueprint import Blueprint, Domain, Kernel, Service
 from fleetplane.domains.fleetwide.apis import ResourceApi
 from fleetplane.domains.fleetwide.audit_routes import Verification
 from fleetplane.domains.fleetwide.desired import WRITERS
-from fleetplane.domains.fleetwide.release_resources import AGENT_VERSIONS, RELEASES
 from fleetplane.domains.fleetwide.releases import FREEZABLE, ReleaseOptions, ReleaseSide
 from fleetplane.domains.fleetwide.resources import RESOURCES
 from fleetplane.domains.fleetwide.rest import GRANTS, FleetRest
@@ -31,6 +30,7 @@ from fleetplane.fleet.people.account_kind import ACCOUNT
 from fleetplane.fleet.plans.declaring import with_writing
 from fleetplane.fleet.plans.records import PLAN
 from fleetplane.fleet.releases.records import KINDS as RELEASE_KINDS
+from fleetplane.fleet.releases.resource import AGENT_VERSIONS, RELEASES
 from fleetplane.fleet.releases.subject import FREEZE_DOMAIN
 from fleetplane.fleet.resources import scopes
 from fleetplane.fleet.resources.common import VIEW

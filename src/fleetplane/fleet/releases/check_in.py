@@ -30,13 +30,12 @@ from fleetplane.fleet.releases.records import (
 )
 from fleetplane.fleet.releases.releases import Releases
 from fleetplane.gen.fleetplane.fleet.v1 import releases_pb2 as pb
+from fleetplane.kernel import release_documents as documents
 from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError, InvalidArgument, ResourceExhausted
 from fleetplane.kernel.presence.heard import LastSeen
-from fleetplane.kernel.release import documents
-from fleetplane.kernel.release.documents import UpgradeOrder
-from fleetplane.kernel.release.versions import version_key
+from fleetplane.kernel.release_documents import UpgradeOrder, version_key
 from fleetplane.kernel.store import Draft, Store
 from fleetplane.rpc import CallContext
 

@@ -11,16 +11,17 @@ from pathlib import Path
 
 import structlog
 
-from fleetplane.fleet.releases.key import ReleaseKey
 from fleetplane.fleet.releases.records import (
     AGENT_DEFAULT,
     AGENT_VERSION,
     PREFIX,
     RELEASE,
     Release,
+    ReleaseKey,
     ReleaseSpec,
 )
 from fleetplane.fleet.releases.shelf import Incoming, Shelf
+from fleetplane.kernel import release_documents as documents
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import (
     AlreadyExists,
@@ -29,10 +30,14 @@ from fleetplane.kernel.errors import (
     NotFound,
     ResourceExhausted,
 )
-from fleetplane.kernel.release import documents
-from fleetplane.kernel.release.documents import FileEntry, ReleaseManifest
-from fleetplane.kernel.release.versions import is_older, version_key
-from fleetplane.kernel.release.wheels import AGENT, parse_wheel
+from fleetplane.kernel.release_documents import (
+    AGENT,
+    FileEntry,
+    ReleaseManifest,
+    is_older,
+    parse_wheel,
+    version_key,
+)
 from fleetplane.kernel.resources import Nothing
 from fleetplane.kernel.store import Draft, Store
 

@@ -20,7 +20,7 @@ from typing import IO
 
 from fleetplane.kernel.errors import InvalidArgument, NotFound, ResourceExhausted
 from fleetplane.kernel.objects import Objects
-from fleetplane.kernel.release.documents import WHEEL_LIMIT_BYTES, FileEntry
+from fleetplane.kernel.release_documents import WHEEL_LIMIT_BYTES, FileEntry
 
 FOLDER_MODE = 0o700
 PIECE_BYTES = 256 * 1024

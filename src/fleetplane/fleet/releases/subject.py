@@ -25,7 +25,7 @@ from fleetplane.fleet.rollouts.rules.passes import ACTOR
 from fleetplane.fleet.rollouts.rules.states import TargetFact
 from fleetplane.kernel.access import covers
 from fleetplane.kernel.errors import NotFound
-from fleetplane.kernel.release.versions import version_key
+from fleetplane.kernel.release_documents import version_key
 from fleetplane.kernel.resources import AnyKind, Nothing
 from fleetplane.kernel.store import Draft, Store
 

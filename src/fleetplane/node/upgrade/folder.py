@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from fleetplane.kernel.release.versions import is_older
+from fleetplane.kernel.release_documents import is_older
 from fleetplane.node.upgrade import launcher
 
 FOLDER_MODE: Final = 0o700

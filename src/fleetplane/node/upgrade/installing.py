@@ -22,10 +22,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Final
 
+from fleetplane.kernel import release_documents as documents
 from fleetplane.kernel.errors import IntegrityError, PermissionDenied, ResourceExhausted
-from fleetplane.kernel.release import documents
-from fleetplane.kernel.release.documents import ReleaseManifest, UpgradeOrder
-from fleetplane.kernel.release.wheels import Wheel
+from fleetplane.kernel.release_documents import ReleaseManifest, UpgradeOrder, Wheel
 from fleetplane.node.upgrade import launcher
 from fleetplane.node.upgrade.folder import MANIFEST, ReleaseFolder
 

@@ -6,11 +6,19 @@ import platform
 import sys
 from collections.abc import Sequence
 
+from fleetplane.kernel import release_documents as documents
 from fleetplane.kernel.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
-from fleetplane.kernel.release import documents
-from fleetplane.kernel.release.documents import ReleaseManifest, UpgradeOrder
-from fleetplane.kernel.release.versions import is_older, version_key
-from fleetplane.kernel.release.wheels import AGENT, Wheel, WheelPlatform, choose, parse_wheel
+from fleetplane.kernel.release_documents import (
+    AGENT,
+    ReleaseManifest,
+    UpgradeOrder,
+    Wheel,
+    WheelPlatform,
+    choose,
+    is_older,
+    parse_wheel,
+    version_key,
+)
 
 
 def this_machine() -> WheelPlatform:

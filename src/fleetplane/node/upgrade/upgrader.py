@@ -20,6 +20,7 @@ import grpc.aio
 from fleetplane import __version__
 from fleetplane.gen.fleetplane.fleet.v1 import releases_pb2 as pb
 from fleetplane.gen.fleetplane.fleet.v1 import releases_pb2_grpc
+from fleetplane.kernel import release_documents as documents
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import (
     FailedPrecondition,
@@ -28,8 +29,7 @@ from fleetplane.kernel.errors import (
     InvalidArgument,
     ResourceExhausted,
 )
-from fleetplane.kernel.release import documents
-from fleetplane.kernel.release.documents import FileEntry, ReleaseManifest, UpgradeOrder
+from fleetplane.kernel.release_documents import FileEntry, ReleaseManifest, UpgradeOrder
 from fleetplane.kernel.unbroken import finish
 from fleetplane.node.link import words
 from fleetplane.node.short_lived import call_elsewhere

@@ -5,9 +5,19 @@ from __future__ import annotations
 import pytest
 
 from fleetplane.kernel.errors import InvalidArgument
-from fleetplane.kernel.release.documents import UpgradeOrder, decode, encode, key_text, parse_key
-from fleetplane.kernel.release.versions import is_older, version_key
-from fleetplane.kernel.release.wheels import WheelPlatform, choose, fits, parse_wheel
+from fleetplane.kernel.release_documents import (
+    UpgradeOrder,
+    WheelPlatform,
+    choose,
+    decode,
+    encode,
+    fits,
+    is_older,
+    key_text,
+    parse_key,
+    parse_wheel,
+    version_key,
+)
 
 HERE = WheelPlatform(python=(3, 11), machine="x86_64", glibc=(2, 36))
 MUSL = WheelPlatform(python=(3, 11), machine="x86_64")
