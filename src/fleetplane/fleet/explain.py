@@ -3,6 +3,8 @@
 A domain's blueprint declares for each kind that has a controller or an agent who may ask (`ExplainedKind`)
 and how the answer is found (`Explainer`): what reconcilers noted at their last pass, and what the record
 and the open connection say. Nobody learns from an answer, or from its absence, what another tenant has.
+
+What controllers found, as REST answers show it. Pure.
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
+
+import msgspec
 
 from fleetplane.fleet import freeze as freezing
 from fleetplane.fleet.freeze import FROZEN, Freezes
@@ -20,8 +24,45 @@ from fleetplane.kernel.freeze import Freeze
 from fleetplane.kernel.reconcile import Explanation, Reason
 from fleetplane.kernel.reconcile.explanation import Finding
 from fleetplane.kernel.resources import NAME_LIMIT_BYTES, SCOPE_LIMIT_BYTES, check_text
+from fleetplane.kernel.values.times import spelled, spelled_or_null
 from fleetplane.web.rest.gate import OperatorCaller, PrincipalSource
 from fleetplane.web.rest.routes import Headers
+
+
+class ShownReason(msgspec.Struct, frozen=True, kw_only=True):
+    code: str
+    message: str
+    subject: str
+
+
+class ShownFinding(msgspec.Struct, frozen=True, kw_only=True):
+    """What one controller found the last time it looked."""
+
+    controller: str
+    """Who noted it; `record` for what follows from the record and the open connection."""
+    at: str
+    next_due: str | None
+    failures: int
+    last_error: str
+    reasons: Sequence[ShownReason]
+
+
+def shown(found: Finding, *, about: str = "") -> ShownFinding:
+    """With `about`, only the reasons that concern that subject or everyone."""
+    explanation = found.explanation
+    return ShownFinding(
+        controller=found.controller,
+        at=spelled(explanation.at_ns),
+        next_due=spelled_or_null(explanation.next_due_ns),
+        failures=explanation.failures,
+        last_error=explanation.last_error,
+        reasons=[
+            ShownReason(code=reason.code, message=reason.message, subject=reason.subject)
+            for reason in explanation.reasons
+            if not about or reason.subject in ("", about)
+        ],
+    )
+
 
 C = TypeVar("C")
 RECORD = "record"

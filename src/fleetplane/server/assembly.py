@@ -24,8 +24,8 @@ from fleetplane.sections.objects import ObjectStorageSettings
 from fleetplane.settings import Settings, domain_names
 
 if TYPE_CHECKING:
-    from fleetplane.domains.fleetwide.audit_routes import Verification
-    from fleetplane.domains.fleetwide.servers import ServerNeighbours
+    from fleetplane.fleet.audit import Verification
+    from fleetplane.fleet.servers import ServerNeighbours
 
 
 def enabled(settings: Settings) -> list[Declaration]:
@@ -36,7 +36,7 @@ def enabled(settings: Settings) -> list[Declaration]:
 
 def blueprints(settings: Settings) -> list[Blueprint]:
     """The blueprints of the enabled domains, and of those that every server has."""
-    from fleetplane.domains.fleetwide.server import BLUEPRINT as FLEETWIDE
+    from fleetplane.domains.fleetwide import BLUEPRINT as FLEETWIDE
     from fleetplane.domains.operators import BLUEPRINT as OPERATORS
 
     return [*map(_blueprint, enabled(settings)), FLEETWIDE, OPERATORS]
@@ -52,8 +52,7 @@ async def build(
 
     `verify_audit` is how the server checks its own audit log when somebody asks it to.
     """
-    from fleetplane.domains.fleetwide.releases import release_options
-    from fleetplane.domains.fleetwide.server import FleetwideDomain
+    from fleetplane.domains.fleetwide import FleetwideDomain, release_options
     from fleetplane.domains.operators import OperatorsDomain
     from fleetplane.fleet.people.rights import Rights
 
@@ -133,7 +132,7 @@ def telemetry_limits(settings: Settings) -> TelemetryLimits:
 
 
 def _neighbours(settings: Settings, kernel: Kernel) -> ServerNeighbours:
-    from fleetplane.domains.fleetwide.servers import ServerNeighbours
+    from fleetplane.fleet.servers import ServerNeighbours
 
     if not settings.store.url:
         return ServerNeighbours(name=socket.gethostname(), file=settings.state_directory / "fleetplane.db")

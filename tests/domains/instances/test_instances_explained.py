@@ -15,7 +15,7 @@ from support.instances.instances_lab import TENANT
 from support.instances.instances_web_rig import OTHER, Web, web
 
 from fleetplane.domains.blueprint import prepare_both
-from fleetplane.domains.fleetwide.server import FleetwideDomain
+from fleetplane.domains.fleetwide import FleetwideDomain
 from fleetplane.domains.instances.server import BLUEPRINT
 from fleetplane.kernel.errors import InvalidArgument
 from fleetplane.kernel.freeze import freeze

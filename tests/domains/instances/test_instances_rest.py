@@ -14,7 +14,7 @@ from support.instances.instances_web_rig import OTHER, SECONDS, two_tenants, web
 from fleetplane.domains.instances.access import VIEWER
 from fleetplane.domains.instances.kinds import DrainState, HealthReport
 from fleetplane.domains.instances.rest.remote import OFFERED
-from fleetplane.fleet.findings import shown
+from fleetplane.fleet.explain import shown
 from fleetplane.kernel.freeze import freeze
 from fleetplane.kernel.identity.operators import Operators
 from fleetplane.kernel.reconcile import Reason

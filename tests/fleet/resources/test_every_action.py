@@ -17,7 +17,7 @@ from fleetplane.domains.boards.kinds import BOARD, BoardSpec, BoardState, BoardS
 from fleetplane.domains.boards.kinds import SCOPE as BOARDS_SCOPE
 from fleetplane.domains.boards.server import BLUEPRINT as BOARDS
 from fleetplane.domains.edge.server import BLUEPRINT as EDGE
-from fleetplane.domains.fleetwide.server import BLUEPRINT as FLEETWIDE
+from fleetplane.domains.fleetwide import BLUEPRINT as FLEETWIDE
 from fleetplane.domains.gpus.server import BLUEPRINT as GPUS
 from fleetplane.domains.instances.kinds import GROUP, INSTANCE, InstanceSpec, InstanceStatus
 from fleetplane.domains.instances.server import BLUEPRINT as INSTANCES

@@ -13,8 +13,8 @@ import pytest
 from support.fleet.declared_actions import carried_out
 from support.fleet.simulated_subject import Killed, SimulatedAgent, SimulatedSubject
 
-from fleetplane.domains.fleetwide import rollout_service
 from fleetplane.fleet.freeze import Freezable, Freezes, FreezeSwitch
+from fleetplane.fleet.rollouts import service as rollout_service
 from fleetplane.fleet.rollouts import views
 from fleetplane.fleet.rollouts.driver import key_of
 from fleetplane.fleet.rollouts.gates import GateSources

@@ -18,7 +18,7 @@ from support.fleet.started_domains import started_domains
 
 from fleetplane.domains.blueprint import Blueprint
 from fleetplane.domains.edge.nodes.config_layers import CONFIG_LAYER
-from fleetplane.domains.fleetwide.server import FleetwideDomain
+from fleetplane.domains.fleetwide import FleetwideDomain
 from fleetplane.fleet.rollouts.records import ROLLOUT, ROLLOUT_POLICY, PolicySpec, RolloutSpec, RolloutStatus
 from fleetplane.fleet.rollouts.rules.policy import Policy
 from fleetplane.fleet.rollouts.rules.states import RolloutPhase

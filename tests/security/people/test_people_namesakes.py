@@ -9,7 +9,7 @@ import httpx
 from support.fleet.resources_rig import ResourcesRig, resources_rig
 
 from fleetplane.domains.blueprint import prepare_both
-from fleetplane.domains.fleetwide.server import BLUEPRINT as FLEETWIDE
+from fleetplane.domains.fleetwide import BLUEPRINT as FLEETWIDE
 from fleetplane.domains.operators import BLUEPRINT as OPERATORS
 from fleetplane.domains.operators import OperatorsDomain
 from fleetplane.fleet.people.rights import Rights

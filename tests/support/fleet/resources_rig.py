@@ -16,12 +16,12 @@ import httpx
 from fleetplane.domains.blueprint import Blueprint, Kernel, run_both
 from fleetplane.domains.edge.kinds import EDGE_NODE, Capabilities, NodeSpec, NodeState, NodeStatus
 from fleetplane.domains.edge.server import BLUEPRINT as EDGE
-from fleetplane.domains.fleetwide.apis import ResourceApi
-from fleetplane.domains.fleetwide.server import BLUEPRINT as FLEETWIDE
-from fleetplane.domains.fleetwide.server import FleetwideDomain
+from fleetplane.domains.fleetwide import BLUEPRINT as FLEETWIDE
+from fleetplane.domains.fleetwide import FleetwideDomain, members_of
 from fleetplane.domains.gpus.kinds import GPU, SCOPE, GpuSpec, GpuStatus
 from fleetplane.domains.gpus.server import BLUEPRINT as GPUS
 from fleetplane.fleet.feeds.ring import RING_EVENTS
+from fleetplane.fleet.resources.api import ResourceApi
 from fleetplane.fleet.resources.changes import ChangeRing
 from fleetplane.kernel.access import Role
 from fleetplane.kernel.clock import SystemClock
@@ -150,7 +150,8 @@ async def resources_rig(
         pairs.append((FLEETWIDE, fleetwide))
         api = ResourceApi(
             kernel,
-            pairs,
+            members_of(pairs),
+            (one.grants for one, _ in pairs),
             version="test",
             ring_events=ring_events,
             explanations=fleetwide.explanations,

@@ -12,7 +12,7 @@ from typing import Any
 
 from fleetplane import settings
 from fleetplane.domains.blueprint import Kernel, prepare_both, run_both
-from fleetplane.domains.fleetwide.server import BLUEPRINT as FLEETWIDE
+from fleetplane.domains.fleetwide import BLUEPRINT as FLEETWIDE
 from fleetplane.domains.instances import credentials
 from fleetplane.domains.instances.credentials import ClientRole
 from fleetplane.domains.instances.kinds import INSTANCE, Instance

@@ -33,6 +33,7 @@ def launch(folder: Path, keys: tuple[str, ...], arguments: tuple[str, ...]) -> N
     """
     from fleetplane.kernel.errors import SettingsError
     from fleetplane.kernel.files import ensure_private
+    from fleetplane.kernel.release_documents import parse_key
     from fleetplane.node.upgrade.folder import ReleaseFolder
     from fleetplane.node.upgrade.launch import become_launched, own_launcher
 

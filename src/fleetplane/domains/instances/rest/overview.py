@@ -18,7 +18,7 @@ from fleetplane.domains.instances.records.tenants import asleep
 from fleetplane.domains.instances.rest import views
 from fleetplane.domains.instances.rest.views import Explained, Health, MemberCounts, ShownGroup
 from fleetplane.domains.instances.rules import decide as rules
-from fleetplane.fleet.findings import shown
+from fleetplane.fleet.explain import shown
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import InvalidArgument, NotFound
 from fleetplane.kernel.freeze import FREEZE, frozen

@@ -16,7 +16,7 @@ from fleetplane.domains.instances.kinds import Instance, InstanceStatus, tenant_
 from fleetplane.domains.instances.live.complaints import Trouble
 from fleetplane.domains.instances.records.reports import ReceivedReport
 from fleetplane.domains.instances.rules import decide as rules
-from fleetplane.fleet.findings import ShownFinding
+from fleetplane.fleet.explain import ShownFinding
 from fleetplane.kernel.freeze import Freeze
 from fleetplane.kernel.values.times import spelled, spelled_or_null
 from fleetplane.web.rest.pages import CursorPage

@@ -35,7 +35,7 @@ from fleetplane.domains.edge.server import BLUEPRINT as EDGE
 from fleetplane.domains.edge.streams.assembly import StreamSide
 from fleetplane.domains.edge.streams.live import LiveDaemon
 from fleetplane.domains.edge.streams.verification import Seal
-from fleetplane.domains.fleetwide.server import BLUEPRINT as FLEETWIDE
+from fleetplane.domains.fleetwide import BLUEPRINT as FLEETWIDE
 from fleetplane.domains.gpus.kinds import GPU, PROVIDER_LABEL, GpuSpec, GpuStatus
 from fleetplane.domains.gpus.kinds import SCOPE as GPUS_SCOPE
 from fleetplane.domains.gpus.registry import Gpus

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fleetplane.domains.fleetwide.servers import (
+from fleetplane.fleet.servers import (
     OwnFacts,
     ServerNeighbours,
     ServerStatusView,

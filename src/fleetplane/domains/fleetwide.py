@@ -1,53 +1,64 @@
-"""The domain of what every other has: there in every server, and declared by none of the settings."""
+"""The domain that every server has: freezes, explanations, rollouts, releases, `/v1/fleet` and `/apis/v1`."""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 from prometheus_client.registry import Collector
 
 from fleetplane.domains.blueprint import Blueprint, Domain, Kernel, Service
-from fleetplane.domains.fleetwide.apis import ResourceApi
-from fleetplane.domains.fleetwide.audit_routes import Verification
-from fleetplane.domains.fleetwide.desired import WRITERS
-from fleetplane.domains.fleetwide.releases import FREEZABLE, ReleaseOptions, ReleaseSide
-from fleetplane.domains.fleetwide.resources import RESOURCES
-from fleetplane.domains.fleetwide.rest import GRANTS, FleetRest
-from fleetplane.domains.fleetwide.rollout_service import RolloutService
-from fleetplane.domains.fleetwide.servers import (
-    OwnFacts,
-    ServerNeighbours,
-    ServerSpecView,
-    ServerStatusView,
-    shown,
-)
-from fleetplane.domains.fleetwide.service import FleetService
+from fleetplane.fleet.audit import AUDIT_ENTRIES, Verification
 from fleetplane.fleet.explain import DomainExplainers, ExplainedKind, FleetExplanations, TokenReaders
-from fleetplane.fleet.freeze import FreezeSwitch
+from fleetplane.fleet.freeze import Freezable, FreezeSwitch
+from fleetplane.fleet.freeze_objects import FREEZES, WRITERS
+from fleetplane.fleet.owner_service import FleetService
 from fleetplane.fleet.people.account_kind import ACCOUNT
+from fleetplane.fleet.people.objects import ACCOUNTS, TOKENS
 from fleetplane.fleet.plans.declaring import with_writing
 from fleetplane.fleet.plans.records import PLAN
+from fleetplane.fleet.releases import agents_service
+from fleetplane.fleet.releases.agents_service import DomainReleases, ReleaseService
+from fleetplane.fleet.releases.check_in import CheckInPolicy, CheckIns
 from fleetplane.fleet.releases.records import KINDS as RELEASE_KINDS
-from fleetplane.fleet.releases.resource import AGENT_VERSIONS, RELEASES
-from fleetplane.fleet.releases.subject import FREEZE_DOMAIN
+from fleetplane.fleet.releases.records import ReleaseKey
+from fleetplane.fleet.releases.releases import Releases
+from fleetplane.fleet.releases.resource import AGENT_VERSIONS, RELEASES, ReleaseCollector
+from fleetplane.fleet.releases.shelf import Shelf
+from fleetplane.fleet.releases.subject import FREEZE_DOMAIN, AgentVersions
 from fleetplane.fleet.resources import scopes
+from fleetplane.fleet.resources.api import ResourceApi
+from fleetplane.fleet.resources.catalogue import CatalogueMember
 from fleetplane.fleet.resources.common import VIEW
+from fleetplane.fleet.rest import GRANTS, FleetRest
 from fleetplane.fleet.rollouts.gates import GateSources
 from fleetplane.fleet.rollouts.policies import ROLLOUT_POLICIES
 from fleetplane.fleet.rollouts.policies import WRITERS as POLICY_WRITERS
 from fleetplane.fleet.rollouts.records import KINDS as ROLLOUT_KINDS
 from fleetplane.fleet.rollouts.resource import ROLLOUTS, RolloutCollector, RolloutExplainer
 from fleetplane.fleet.rollouts.rollouts import Rollouts
+from fleetplane.fleet.rollouts.service import RolloutService
 from fleetplane.fleet.rollouts.settings import RolloutSettings
-from fleetplane.gen.fleetplane.fleet.v1 import fleet_pb2, rollouts_pb2
+from fleetplane.fleet.servers import (
+    SERVERS,
+    OwnFacts,
+    ServerNeighbours,
+    ServerSpecView,
+    ServerStatusView,
+    shown,
+)
+from fleetplane.gen.fleetplane.fleet.v1 import fleet_pb2, releases_pb2, rollouts_pb2
 from fleetplane.kernel.access import Grant, Permission, Role
 from fleetplane.kernel.audit.chain import ChainEntry
 from fleetplane.kernel.boundary import Boundary
+from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.freeze import FREEZE
 from fleetplane.kernel.identity.bindings import Bindings
 from fleetplane.kernel.identity.tokens import TokenRecord
+from fleetplane.kernel.objects import Objects
 from fleetplane.kernel.reconcile import LEASE
 from fleetplane.kernel.reconcile.metrics import ReconcileCollector
 from fleetplane.kernel.sessions.metrics import SessionCollector
@@ -57,6 +68,12 @@ from fleetplane.rpc import Authentication, Authenticator, Needs, service_rows
 from fleetplane.web.console import console_mounts
 from fleetplane.web.ops import Mount
 
+SWEEP_SECONDS = 3600.0
+DIRECTORY = "releases"
+"""In the data directory."""
+FREEZABLE = Freezable(stops="upgrading agents", scopes=("agents/{domain}",))
+_ADMIN = releases_pb2.DESCRIPTOR.services_by_name["ReleaseAdmin"]
+_READS = ("ListReleases", "GetRelease")
 LISTENER = "admin"
 MANAGE = Permission("fleet.manage")
 
@@ -94,9 +111,96 @@ BLUEPRINT = Blueprint(
     },
     readers=lambda domain: domain.readers,
     resources=with_writing(
-        (*RESOURCES, ROLLOUT_POLICIES, ROLLOUTS, RELEASES, AGENT_VERSIONS), {**WRITERS, **POLICY_WRITERS}
+        (
+            FREEZES,
+            TOKENS,
+            ACCOUNTS,
+            SERVERS,
+            AUDIT_ENTRIES,
+            ROLLOUT_POLICIES,
+            ROLLOUTS,
+            RELEASES,
+            AGENT_VERSIONS,
+        ),
+        {**WRITERS, **POLICY_WRITERS},
     ),
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseOptions:
+    """Where files of releases lie, how agents ask, and what vouches for it all."""
+
+    directory: Path
+    key: ReleaseKey
+    policy: CheckInPolicy
+    shared: Objects | None = None
+    """Where other servers find the files, too."""
+
+
+class ReleaseSide:
+    def __init__(
+        self,
+        kernel: Kernel,
+        running: Iterable[tuple[Blueprint, Domain]],
+        options: ReleaseOptions,
+    ) -> None:
+        self._clock: Clock = kernel.clock
+        audiences = [(one.name, one.releases, domain) for one, domain in running if one.releases is not None]
+        registers = {name: audience.register(domain, kernel.store) for name, audience, domain in audiences}
+        self.releases = Releases(
+            kernel.store, kernel.clock, Shelf(options.directory, options.shared), options.key
+        )
+        self.check_ins = CheckIns(kernel.store, kernel.clock, self.releases, registers, options.policy)
+        self.subject = AgentVersions(kernel.store, self.check_ins)
+        rows = service_rows(
+            _ADMIN, MANAGE, listener=LISTENER, authentication=Authentication.LOCAL, reads=_READS
+        )
+        self.services: Sequence[Service] = (
+            Service(
+                listener=LISTENER,
+                descriptor=_ADMIN,
+                servicer=ReleaseService(self.releases),
+                rows=tuple(rows),
+            ),
+            *(
+                Service(
+                    listener=audience.listener,
+                    descriptor=agents_service.SERVICE,
+                    servicer=DomainReleases(self.check_ins, name, registers[name]),
+                    rows=tuple(audience.rows()),
+                )
+                for name, audience, _ in audiences
+            ),
+        )
+        self.collectors: Sequence[Collector] = (ReleaseCollector(kernel.store, self.check_ins),)
+
+    def __repr__(self) -> str:
+        return f"<ReleaseSide {self.releases!r}>"
+
+    async def run_here(self) -> None:
+        """Note whom this server hears, until cancelled."""
+        await self.check_ins.run_here()
+
+    async def run_active(self) -> None:
+        """Forget agents that are gone, now and then."""
+        while True:
+            await self._clock.sleep(SWEEP_SECONDS)
+            await self.check_ins.sweep()
+
+
+async def release_options(
+    kernel: Kernel,
+    state_directory: Path,
+    *,
+    shared: Objects | None,
+    check_in_seconds: float,
+    hello_seconds: float,
+) -> ReleaseOptions:
+    """The options of a server with these settings."""
+    key = await ReleaseKey.load_or_create(kernel.store, kernel.master)
+    policy = CheckInPolicy(every_seconds=check_in_seconds, hello_seconds=hello_seconds)
+    return ReleaseOptions(directory=state_directory / DIRECTORY, key=key, policy=policy, shared=shared)
 
 
 class FleetwideDomain:
@@ -143,7 +247,8 @@ class FleetwideDomain:
         self._started_at_ns = kernel.clock.now_ns()
         self.apis = ResourceApi(
             kernel,
-            (*pairs, (BLUEPRINT, self)),
+            members_of((*pairs, (BLUEPRINT, self))),
+            (one.grants for one in (*(one for one, _ in pairs), BLUEPRINT)),
             version=version,
             explanations=self.explanations,
             switch=self.switch,
@@ -151,7 +256,7 @@ class FleetwideDomain:
         subjects = [found for one, domain in pairs if one.rollouts for found in one.rollouts(domain)]
         self.releases: ReleaseSide | None = None
         if releases is not None:
-            self.releases = ReleaseSide(kernel, pairs, releases, listener=LISTENER, manage=MANAGE)
+            self.releases = ReleaseSide(kernel, pairs, releases)
             subjects.append(self.releases.subject)
         self.rollouts = Rollouts(
             kernel.store, kernel.clock, subjects, self.switch.freezes, GateSources(gates)
@@ -293,6 +398,13 @@ class FleetwideDomain:
 
     def drain(self) -> None:
         self.apis.watching.end()
+
+
+def members_of(running: Iterable[tuple[Blueprint, Domain]]) -> Iterator[CatalogueMember]:
+    """The resources of running domains, for the resource API."""
+    for blueprint, domain in running:
+        for resource in blueprint.resources:
+            yield CatalogueMember(resource=resource, domain=blueprint.name, running=domain)
 
 
 def _explainers(blueprint: Blueprint, domain: Domain) -> DomainExplainers[object]:

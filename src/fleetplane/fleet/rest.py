@@ -17,13 +17,11 @@ from typing import Any
 
 import msgspec
 
-from fleetplane.domains.blueprint import Kernel
-from fleetplane.domains.fleetwide.audit_routes import AuditRoutes, Verification
-from fleetplane.domains.fleetwide.resources import AUDIT
-from fleetplane.fleet.explain import Explained, FleetExplanations, Readers
-from fleetplane.fleet.findings import ShownFinding, shown
+from fleetplane.fleet.audit import AUDIT, AuditRoutes, Verification
+from fleetplane.fleet.explain import Explained, FleetExplanations, Readers, ShownFinding, shown
 from fleetplane.fleet.freeze import FreezeSwitch
 from fleetplane.fleet.resources.acting import FREEZE
+from fleetplane.fleet.resources.api import ApiKernel
 from fleetplane.fleet.resources.common import MANAGE_PEOPLE, PEOPLE, VIEW
 from fleetplane.fleet.rollouts.rollouts import Rollouts
 from fleetplane.fleet.rollouts.routes import ROLL_OUT, RolloutRoutes
@@ -102,7 +100,7 @@ class ExplainGate:
 class FleetRest:
     def __init__(
         self,
-        kernel: Kernel,
+        kernel: ApiKernel,
         explanations: FleetExplanations,
         switch: FreezeSwitch,
         rollouts: Rollouts,

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Protocol
 
-from fleetplane.domains.blueprint import Blueprint, Domain, Kernel
 from fleetplane.fleet.explain import FleetExplanations
 from fleetplane.fleet.feeds.ring import RING_EVENTS
 from fleetplane.fleet.feeds.state_events import StateEvents
 from fleetplane.fleet.freeze import FreezeSwitch
+from fleetplane.fleet.people.door import Authenticators
 from fleetplane.fleet.plans.plans import Plans
 from fleetplane.fleet.plans.rest import PlanRoutes
 from fleetplane.fleet.plans.verbs import WritingRoutes
@@ -21,11 +22,13 @@ from fleetplane.fleet.resources.computed import ComputedObservations
 from fleetplane.fleet.resources.measuring import Measurements
 from fleetplane.fleet.resources.rest import PREFIX, ResourceRoutes
 from fleetplane.fleet.resources.watching import Watching
+from fleetplane.kernel.access import Grant, Role
 from fleetplane.kernel.boundary import Boundary
+from fleetplane.kernel.telemetry import Telemetry
 from fleetplane.web.apis import problems
 from fleetplane.web.apis.scope_paths import ScopePaths
 from fleetplane.web.ops import Mount
-from fleetplane.web.rest.family import FamilyErrors, FamilyText, RestFamily
+from fleetplane.web.rest.family import FamilyErrors, FamilyKernel, FamilyText, RestFamily
 
 ERRORS = FamilyErrors(
     envelope=problems.problem,
@@ -39,11 +42,22 @@ A scope may also stand in the path, before the resource: `/apis/v1/scopes/tenant
 `/apis/v1/instances?scope=/tenants/acme`."""
 
 
+class ApiKernel(FamilyKernel, Protocol):
+    """The parts of the kernel that the resource API and `/v1/fleet` use."""
+
+    @property
+    def telemetry(self) -> Telemetry | None: ...
+
+    @property
+    def door(self) -> Authenticators: ...
+
+
 class ResourceApi:
     def __init__(
         self,
-        kernel: Kernel,
-        running: Sequence[tuple[Blueprint, Domain]],
+        kernel: ApiKernel,
+        members: Iterable[CatalogueMember],
+        grants: Iterable[Mapping[Role, Iterable[Grant]]],
         *,
         version: str,
         explanations: FleetExplanations,
@@ -51,8 +65,9 @@ class ResourceApi:
         door: ApiDoor | None = None,
         ring_events: int = RING_EVENTS,
     ) -> None:
-        self.door = door or BoundDoor(kernel.door, (one.grants for one, _ in running))
-        members, states = tuple(_members(running)), StateEvents()
+        """`members` are the resources of every running domain, `grants` what roles of each allow."""
+        self.door = door or BoundDoor(kernel.door, grants)
+        members, states = tuple(members), StateEvents()
         self.catalogue = Catalogue((*members, *states.members(members)))
         self.changes = ChangeRing(kernel.store, self.catalogue, states=states, ring_events=ring_events)
         self.observations = ComputedObservations(kernel.store, self.catalogue)
@@ -108,9 +123,3 @@ class ResourceApi:
     async def run_active(self) -> None:
         """Sweep, until cancelled."""
         await self._family.run_active()
-
-
-def _members(running: Iterable[tuple[Blueprint, Domain]]) -> Iterator[CatalogueMember]:
-    for blueprint, domain in running:
-        for resource in blueprint.resources:
-            yield CatalogueMember(resource=resource, domain=blueprint.name, running=domain)
