@@ -111,7 +111,7 @@ class MainVerbs(DeclaredGroup):
             target="fleetplane.cli.running.fleet_run:run", help="Run a command on boards or edge daemons."
         ),
         "rollout": LazyEntry(
-            target="fleetplane.cli.rollouts.verbs:rollout", help="Change something on many agents in waves."
+            target="fleetplane.cli.rollouts:rollout", help="Change something on many agents in waves."
         ),
         "audit": LazyEntry(target="fleetplane.cli.audit:audit", help="Read and verify the audit log."),
         "backup": LazyEntry(

@@ -40,7 +40,6 @@ from fleetplane.fleet.rollouts.policies import WRITERS as POLICY_WRITERS
 from fleetplane.fleet.rollouts.records import KINDS as ROLLOUT_KINDS
 from fleetplane.fleet.rollouts.resource import ROLLOUTS, RolloutCollector, RolloutExplainer
 from fleetplane.fleet.rollouts.rollouts import Rollouts
-from fleetplane.fleet.rollouts.service import RolloutService
 from fleetplane.fleet.rollouts.settings import RolloutSettings
 from fleetplane.fleet.servers import (
     SERVERS,
@@ -50,7 +49,7 @@ from fleetplane.fleet.servers import (
     ServerStatusView,
     shown,
 )
-from fleetplane.gen.fleetplane.fleet.v1 import fleet_pb2, releases_pb2, rollouts_pb2
+from fleetplane.gen.fleetplane.fleet.v1 import fleet_pb2, releases_pb2
 from fleetplane.kernel.access import Grant, Permission, Role
 from fleetplane.kernel.audit.chain import ChainEntry
 from fleetplane.kernel.boundary import Boundary
@@ -77,26 +76,18 @@ _READS = ("ListReleases", "GetRelease")
 LISTENER = "admin"
 MANAGE = Permission("fleet.manage")
 
-_ROLLOUTS = rollouts_pb2.DESCRIPTOR.services_by_name["RolloutAdmin"]
 _SERVICE = fleet_pb2.DESCRIPTOR.services_by_name["FleetAdmin"]
-_SERVICES = (
-    (_SERVICE, ("Explain", "Describe", "ListFreezes")),
-    (_ROLLOUTS, ("ListSubjects", "GetRollout", "ListRollouts", "ListRolloutPolicies")),
-)
-"""Each with the methods that only read the store."""
 
 BLUEPRINT = Blueprint(
     name="fleetwide",
     kinds=(PLAN, *ROLLOUT_KINDS, *RELEASE_KINDS, ACCOUNT, FREEZE, LEASE),
     methods=tuple(
-        row
-        for service, reads in _SERVICES
-        for row in service_rows(
-            service,
+        service_rows(
+            _SERVICE,
             MANAGE,
             listener=LISTENER,
             authentication=Authentication.LOCAL,
-            reads=reads,
+            reads=("Explain", "Describe", "ListFreezes"),
             needs=Needs.WRITES,
         )
     ),
@@ -275,7 +266,6 @@ class FleetwideDomain:
         service = FleetService(self.explanations, self.switch)
         self.services: Sequence[Service] = (
             Service(listener=LISTENER, descriptor=_SERVICE, servicer=service),
-            Service(listener=LISTENER, descriptor=_ROLLOUTS, servicer=RolloutService(self.rollouts)),
             *(self.releases.services if self.releases is not None else ()),
         )
         self.authenticators: Mapping[str, Mapping[Authentication, Authenticator]] = {}

@@ -11,16 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from google.protobuf.json_format import MessageToDict, ParseDict
-from google.protobuf.message import Message
 from support.shared.cli_runner import COMMAND
 from support.shared.server_process import ServerProcess, running_server
 
 from fleetplane import client
-from fleetplane.cli.clients.client import away
+from fleetplane.cli.clients.rest_client import RestClient, connect
 from fleetplane.cli.exits import Exit
-from fleetplane.cli.rollouts.client import OwnerRollouts
-from fleetplane.gen.fleetplane.fleet.v1 import rollouts_pb2 as pb
+from fleetplane.client.places import Place
 
 SECONDS = 180.0
 """Five agents start and install at once, on a machine that has other things to do."""
@@ -36,15 +33,6 @@ def until(condition: Callable[[], Any], what: str) -> Any:
         assert time.monotonic() < deadline, f"not in {SECONDS:g} s: {what}"
         time.sleep(0.5)
     return found
-
-
-class PatientRollouts(OwnerRollouts):
-    """Waits for a connection as long as for an answer."""
-
-    def call(self, method: str, request: Any) -> Any:
-        return away(
-            lambda: getattr(self._stub, method)(request, timeout=self._call_seconds, wait_for_ready=True)
-        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -76,7 +64,7 @@ class UpgradeSite:
     folder: Path
     key: str
     stack: ExitStack = field(repr=False)
-    rollouts: OwnerRollouts
+    rest: RestClient
     """One connection for all calls: on a busy machine opening one can take longer than a client waits."""
 
     def inside(self, *words: str) -> Sequence[str]:
@@ -131,14 +119,12 @@ class UpgradeSite:
 
     def roll_out(self, domain: str, version: str, **policy: Any) -> str:
         """Start a rollout to all agents of a domain at once; its id."""
-        request = ParseDict(
-            {"subject": "agents.version", "scope": domain, "to": version, "policy": {**AT_ONCE, **policy}},
-            pb.StartRolloutRequest(),
-        )
-        return str(self._call("StartRollout", request)["id"])
+        body = {"subject": "agents.version", "scope": domain, "to": version, "policy": {**AT_ONCE, **policy}}
+        return str(self.rest.call("POST", "/v1/fleet/rollouts", body=body)["id"])
 
     def rollout(self, identity: str) -> Mapping[str, Any]:
-        return self._call("GetRollout", pb.GetRolloutRequest(id=identity))
+        found: Mapping[str, Any] = self.rest.call("GET", f"/v1/fleet/rollouts/{identity}")
+        return found
 
     def ended(self, identity: str, phase: str) -> Mapping[str, Any]:
         """A rollout once it is in a phase."""
@@ -148,14 +134,6 @@ class UpgradeSite:
             return seen if seen["phase"] == phase else None
 
         made: Mapping[str, Any] = until(found, f"rollout is {phase}, but {self.rollout(identity)}")
-        return made
-
-    def _call(self, method: str, request: Message) -> dict[str, Any]:
-        made: dict[str, Any] = MessageToDict(
-            self.rollouts.call(method, request),
-            preserving_proto_field_name=True,
-            always_print_fields_with_no_presence=True,
-        )
         return made
 
 
@@ -177,8 +155,8 @@ def upgrade_site(folder: Path, *arguments: str, admin_password: str) -> Iterator
     often = ("--set", "releases.check_in_seconds=1", "--set", "releases.hello_seconds=900")
     started = running_server(data, *often, *arguments, prefix=ALONE, admin_password=admin_password)
     with started as server, ExitStack() as stack:
-        rollouts = stack.enter_context(PatientRollouts(data, call_seconds=SECONDS))
-        site = UpgradeSite(server=server, data=data, folder=folder, key="", stack=stack, rollouts=rollouts)
+        rest = stack.enter_context(connect(Place(data_dir=data, timeout=SECONDS)))
+        site = UpgradeSite(server=server, data=data, folder=folder, key="", stack=stack, rest=rest)
         site.key = site.owner("releases", "key")
         try:
             yield site

@@ -286,7 +286,7 @@ def apply(
     With --rollout, what is changed waits where a rollout takes it out, which starts by itself; see
     `fleetplane rollout status`. What no rollout is for is changed at once.
     """
-    from fleetplane.cli.rollouts.policy_files import read_policy
+    from fleetplane.cli.rollouts import read_policy
     from fleetplane.client.requests import Plan
 
     if plan_id and (files or prune or policy_file):

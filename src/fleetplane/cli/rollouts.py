@@ -1,20 +1,21 @@
-"""`fleetplane rollout`: change something on many agents in waves.
+"""`fleetplane rollout`: change something on many agents in waves; and policies that are written in files.
 
-The owner acts at the server's own socket; anyone else over REST, with a token of the role `fleet.operator`.
+Over REST: the owner at the server's own socket, anyone else with a token of the role `fleet.operator`.
 """
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import click
 
-from fleetplane.cli.clients.rest_client import rest_options
+from fleetplane.cli.clients.rest_client import connect, rest_options
 from fleetplane.cli.output import Cell, Format, PrintedTable, emit, flat, format_option
-from fleetplane.cli.rollouts.policy_files import policy_of
 from fleetplane.client.places import Place
 
 ENDED = ("done", "rolled_back", "aborted", "superseded")
@@ -23,6 +24,10 @@ STYLES = {
     "rolling_back": "yellow", "aborted": "yellow", "paused": "yellow",
 }  # fmt: skip
 LOOK_SECONDS = 1.0
+PREFIX = "/v1/fleet"
+FILE_LIMIT = 64 * 1024
+"""Characters: a hundred gates take a tenth of it."""
+VALUES_LIMIT = 10_000
 
 
 @click.group()
@@ -34,10 +39,15 @@ def rollout() -> None:
     """
 
 
-def _client(place: Place) -> Callable[[str, Mapping[str, Any]], dict[str, Any]]:
-    from fleetplane.cli.rollouts.client import RolloutClient
+def _call(place: Place, method: str, path: str, body: Mapping[str, Any] | None = None, **query: str) -> Any:
+    """The answer of a route of rollouts; a part of the query that is empty is not sent."""
+    given = {name: value for name, value in query.items() if value}
+    with connect(place) as client:
+        return client.call(method, f"{PREFIX}{path}", body=body, query=given or None)
 
-    return RolloutClient(place).call
+
+def _path(rollout_id: str) -> str:
+    return f"/rollouts/{quote(rollout_id, safe='')}"
 
 
 policy_option = click.option(
@@ -70,16 +80,16 @@ def start(
     **where: Any,
 ) -> None:
     """Start a rollout of SUBJECT at SCOPE; it goes on by itself."""
-    request: dict[str, Any] = {"subject": subject, "scope": scope, "to": to, "reason": reason}
-    if supersede:
-        request["supersede"] = True
+    request: dict[str, Any] = {"subject": subject, "scope": scope, "reason": reason, "supersede": supersede}
+    if to:
+        request["to"] = to
     if (policy := policy_of(policy_file)) is not None:
         request["policy"] = policy
-    call = _client(Place(**where))
+    place = Place(**where)
     if dry_run:
-        _show_plan(call("PlanRollout", request), output)
+        _show_plan(_call(place, "POST", "/rollout-plans", request), output)
         return
-    made = call("StartRollout", request)
+    made = _call(place, "POST", "/rollouts", request)
     if output is Format.TABLE:
         click.echo(f"rollout {made['id']} to version {made['to']} started with {made['total']} targets")
     else:
@@ -120,14 +130,14 @@ def _show_plan(found: Mapping[str, Any], output: Format) -> None:
 @format_option
 def status(rollout_id: str, scope: str, subject: str, targets: bool, output: Format, **where: Any) -> None:
     """Show a rollout: where it stands, what it waits for, and what failed; or list them all."""
-    call = _client(Place(**where))
+    place = Place(**where)
     if not rollout_id:
-        found = call("ListRollouts", {"scope": scope, "subject": subject})["rollouts"]
+        found = _call(place, "GET", "/rollouts", scope=scope, subject=subject)["rollouts"]
         rows = [[*_cells(one), Cell(text=one["scope"] or "everywhere")] for one in found]
         columns = ("ID", "SUBJECT", "TO", "PHASE", "WAVE", "TARGETS", "STARTED", "SCOPE")
         emit(output, found, PrintedTable(columns=columns, rows=rows, empty="There are no rollouts."))
         return
-    one = call("GetRollout", {"id": rollout_id})
+    one = _call(place, "GET", _path(rollout_id))
     if output is not Format.TABLE:
         emit(output, one, PrintedTable(columns=(), rows=(), empty=""))
         return
@@ -190,11 +200,11 @@ def watch(rollout_id: str, seconds: float | None, **where: Any) -> None:
     """
     from fleetplane.cli.exits import CommandFailed, Exit
 
-    call = _client(Place(**where))
+    place = Place(**where)
     last: tuple[object, ...] = ()
     until = None if seconds is None else time.monotonic() + seconds
     while True:
-        one = call("GetRollout", {"id": rollout_id})
+        one = _call(place, "GET", _path(rollout_id))
         told = tuple(_lines(one))
         if told != last:
             click.echo("\n".join(line for line in told if line not in last))
@@ -212,8 +222,7 @@ def watch(rollout_id: str, seconds: float | None, **where: Any) -> None:
 
 
 def _order(place: Place, rollout_id: str, verb: str, **more: Any) -> None:
-    call = _client(place)
-    one = call("OrderRollout", {"id": rollout_id, "verb": verb, **more})
+    one = _call(place, "POST", f"{_path(rollout_id)}/{verb}", more)
     click.echo(f"rollout {one['id']} is {one['phase']}")
 
 
@@ -274,7 +283,7 @@ def approve(rollout_id: str, wave: int, **where: Any) -> None:
 @format_option
 def subjects(output: Format, **where: Any) -> None:
     """Show what can be rolled out, and what gates can ask for."""
-    found = _client(Place(**where))("ListSubjects", {})["subjects"]
+    found = _call(Place(**where), "GET", "/rollout-subjects")["subjects"]
     rows = [
         [
             Cell(text=one["name"]),
@@ -309,10 +318,14 @@ def set_policy(
     subject: str, scope: str, policy_file: Path, manual: bool, supersedes: bool, **where: Any
 ) -> None:
     """Make every new version of SUBJECT at and below SCOPE a rollout."""
-    request: dict[str, Any] = {"subject": subject, "scope": scope, "policy": policy_of(policy_file) or {}}
-    request |= {"manual": True} if manual else {}
-    request |= {"supersedes": True} if supersedes else {}
-    made = _client(Place(**where))("SetRolloutPolicy", request)
+    request = {
+        "subject": subject,
+        "scope": scope,
+        "policy": policy_of(policy_file) or {},
+        "manual": manual,
+        "supersedes": supersedes,
+    }
+    made = _call(Place(**where), "PUT", "/rollout-policies", request)
     click.echo(f"new versions of {made['subject']} at {made['scope'] or 'every scope'} are rolled out")
 
 
@@ -322,7 +335,7 @@ def set_policy(
 @rest_options
 def remove_policy(subject: str, scope: str, **where: Any) -> None:
     """Let new versions go to everyone at once again; those that wait go out with the next."""
-    _client(Place(**where))("RemoveRolloutPolicy", {"subject": subject, "scope": scope})
+    _call(Place(**where), "DELETE", "/rollout-policies", subject=subject, scope=scope)
     click.echo(f"new versions of {subject} at {scope or 'every scope'} go to everyone at once")
 
 
@@ -331,7 +344,7 @@ def remove_policy(subject: str, scope: str, **where: Any) -> None:
 @format_option
 def list_policies(output: Format, **where: Any) -> None:
     """List the policies."""
-    found = _client(Place(**where))("ListRolloutPolicies", {})["policies"]
+    found = _call(Place(**where), "GET", "/rollout-policies")["policies"]
     rows = [
         [
             Cell(text=one["subject"]),
@@ -344,3 +357,54 @@ def list_policies(output: Format, **where: Any) -> None:
     ]
     columns = ("SUBJECT", "SCOPE", "WAVES", "STARTS", "BY")
     emit(output, found, PrintedTable(columns=columns, rows=rows, empty="There are no rollout policies."))
+
+
+# Policies in files.
+
+
+def policy_of(path: Path | None) -> dict[str, Any] | None:
+    """The policy of a file in YAML or JSON, with the names that the fleet's own API has."""
+    if path is None:
+        return None
+    import yaml
+
+    try:
+        if not path.is_file():
+            raise click.UsageError(f"{path} is not a file")
+        with path.open(encoding="utf-8") as file:
+            text = file.read(FILE_LIMIT + 1)
+        found = yaml.safe_load(text) if len(text) <= FILE_LIMIT else None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        raise click.UsageError(f"{path} cannot be read: {error}") from None
+    if len(text) > FILE_LIMIT or _is_large(found):
+        raise click.UsageError(f"{path} is not a policy: it is too long")
+    if not isinstance(found, dict):
+        raise click.UsageError(f"{path} is not a policy: it has no fields")
+    waves = found.get("waves", [])
+    return found | ({"waves": [str(one) for one in waves]} if isinstance(waves, list) and waves else {})
+
+
+def _is_large(found: Any) -> bool:
+    """Whether it has more values than any policy; what stands there by reference counts each time."""
+    seen, left = 0, [found]
+    while left and seen <= VALUES_LIMIT:
+        one = left.pop()
+        seen += 1
+        left += one.values() if isinstance(one, Mapping) else one if isinstance(one, list) else ()
+    return seen > VALUES_LIMIT
+
+
+def read_policy(path: Path) -> Mapping[str, Any]:
+    """The same with the names that the resource API has."""
+    found: Mapping[str, Any] = camel(policy_of(path))
+    return found
+
+
+def camel(value: Any) -> Any:
+    """Names of fields as `maxFailures` instead of `max_failures`, at every depth."""
+    if isinstance(value, Mapping):
+        return {
+            re.sub(r"_([a-z])", lambda found: found[1].upper(), str(key)): camel(one)
+            for key, one in value.items()
+        }
+    return [camel(one) for one in value] if isinstance(value, list) else value
