@@ -1,7 +1,7 @@
 """`fleetplane explain`: why a thing of any domain is not as it should be.
 
 KIND/NAME is an object of the resource API, asked for with its client. DOMAIN KIND NAME is a thing as its
-domain knows it: the owner asks at the server's own socket, anyone else over REST, with a token that the
+domain knows it, over REST: the owner asks at the server's own socket, anyone else with a token that the
 domain of the thing accepts. Everybody is shown the same.
 """
 
@@ -16,7 +16,7 @@ import click
 from fleetplane.cli.clients.rest_client import connect, rest_options
 from fleetplane.cli.output import Cell, Format, PrintedTable, emit, format_option
 from fleetplane.cli.resources.kinds import complete_targets
-from fleetplane.client.places import Place, is_remote, owner_directory
+from fleetplane.client.places import Place
 
 EXPLAIN_PATH = "/v1/fleet/explain"
 COLUMNS = ("BY", "LOOKED", "AGAIN", "CODE", "WHY")
@@ -112,38 +112,12 @@ def _row(by: Any, looked: Any, again: Any, code: Any, why: Any) -> list[Cell]:
 
 
 def _explained(place: Place, domain: str, kind: str, name: str, *, scope: str) -> Mapping[str, Any]:
-    if is_remote(place):
-        path = "/".join(quote(part, safe="") for part in (domain, kind, name))
-        with connect(place) as client:
-            answer: Mapping[str, Any] = client.call(
-                "GET", f"{EXPLAIN_PATH}/{path}", query={"scope": scope} if scope else None
-            )
-            return answer
-    from fleetplane.cli.clients.fleet_client import FleetClient
-    from fleetplane.gen.fleetplane.fleet.v1 import fleet_pb2 as pb
-
-    with FleetClient(owner_directory(place), call_seconds=place.timeout) as owner:
-        found = owner.call("Explain", pb.ExplainRequest(domain=domain, kind=kind, name=name, scope=scope))
-    return plain(found)
-
-
-def plain(message: Any) -> dict[str, Any]:
-    """A message in the shape of the REST answer: every field, and null for moments that are not set."""
-    from google.protobuf.json_format import MessageToDict
-
-    made = MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
-    _complete(made)
-    return made
-
-
-def _complete(told: dict[str, Any]) -> None:
-    for finding in told.get("findings", ()):
-        finding.setdefault("next_due", None)
-        finding["failures"] = int(finding["failures"])  # JSON of protobuf writes large numbers as text
-    for freeze in (*told.get("freezes", ()), *([told["frozen"]] if "frozen" in told else ())):
-        freeze.setdefault("expires_at", None)
-    if "findings" in told:
-        told.setdefault("frozen", None)
+    path = "/".join(quote(part, safe="") for part in (domain, kind, name))
+    with connect(place) as client:
+        answer: Mapping[str, Any] = client.call(
+            "GET", f"{EXPLAIN_PATH}/{path}", query={"scope": scope} if scope else None
+        )
+    return answer
 
 
 def _show(found: Mapping[str, Any], output: Format) -> None:
@@ -181,19 +155,8 @@ def _explain_key(key: str, place: Place, output: Format, *, scope: str) -> None:
 
 
 def _show_kinds(place: Place, output: Format) -> None:
-    if is_remote(place):
-        raise click.UsageError(
-            "--kinds is asked at the server's own socket; leave --server and the token out"
-        )
-    from fleetplane.cli.clients.fleet_client import FleetClient
-    from fleetplane.gen.fleetplane.fleet.v1 import fleet_pb2 as pb
-
-    with FleetClient(owner_directory(place), call_seconds=place.timeout) as owner:
-        found: Sequence[pb.DomainEntry] = owner.call("Describe", pb.DescribeRequest()).domains
-    data = [
-        {"domain": domain.name, "kind": kind.name, "tells": kind.summary}
-        for domain in found
-        for kind in domain.kinds
-    ]
+    with connect(place) as client:
+        found = client.call("GET", EXPLAIN_PATH)["kinds"]
+    data = [{"domain": one["domain"], "kind": one["kind"], "tells": one["summary"]} for one in found]
     rows = [[Cell(text=text) for text in one.values()] for one in data]
     emit(output, data, PrintedTable(columns=("DOMAIN", "KIND", "TELLS"), rows=rows, empty="no kinds"))

@@ -1,20 +1,19 @@
 """`fleetplane freeze`, `unfreeze` and `freezes`: stopping controllers of any domain at any scope.
 
-The owner acts at the server's own socket; anyone else over REST, with a token of the role `fleet.operator`.
+Over REST: the owner at the server's own socket, anyone else with a token of the role `fleet.operator`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
 from fleetplane.cli.clients.rest_client import connect, rest_options
-from fleetplane.cli.explain import plain
 from fleetplane.cli.output import Cell, Format, PrintedTable, emit, format_option
 from fleetplane.cli.parameters import DURATION
-from fleetplane.client.places import Place, is_remote, owner_directory
+from fleetplane.client.places import Place
 
 FREEZES_PATH = "/v1/fleet/freezes"
 EVERY_DOMAIN = "*"
@@ -43,36 +42,16 @@ def freeze(domains: tuple[str, ...], scope: str, reason: str, seconds: float | N
     They go on observing: reports are taken and states shown. What people ask for in so many words, such as
     a run or a write to a pin, goes on too. `fleetplane explain` says of what is frozen that it is.
     """
-    import time
-    from datetime import UTC, datetime
+    from datetime import UTC, datetime, timedelta
 
-    place, wanted = Place(**where), list(domains) or [EVERY_DOMAIN]
-    ends_ns = None if seconds is None else time.time_ns() + round(seconds * 1e9)
-    if is_remote(place):
-        body: dict[str, object] = {"scope": scope, "domains": wanted, "reason": reason}
-        if ends_ns is not None:
-            body["expires_at"] = datetime.fromtimestamp(ends_ns / 1e9, UTC).isoformat()
-        with connect(place) as client:
-            made = client.call("POST", FREEZES_PATH, body=body)["freezes"]
-    else:
-        made = _at_socket(place, wanted, scope, reason, ends_ns)
+    body: dict[str, object] = {"scope": scope, "domains": list(domains) or [EVERY_DOMAIN], "reason": reason}
+    if seconds is not None:
+        body["expires_at"] = (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat()
+    with connect(Place(**where)) as client:
+        made = client.call("POST", FREEZES_PATH, body=body)["freezes"]
     for one in made:
         until = f"until {one['expires_at']}" if one["expires_at"] else "until lifted"
         click.echo(f"{_told(one)} is frozen {until}")
-
-
-def _at_socket(
-    place: Place, domains: Sequence[str], scope: str, reason: str, ends_ns: int | None
-) -> Sequence[Mapping[str, Any]]:
-    from fleetplane.cli.clients.fleet_client import FleetClient
-    from fleetplane.gen.fleetplane.fleet.v1 import fleet_pb2 as pb
-
-    request = pb.FreezeRequest(scope=scope, domains=domains, reason=reason)
-    if ends_ns is not None:
-        request.expires_at.FromNanoseconds(ends_ns)
-    with FleetClient(owner_directory(place), call_seconds=place.timeout) as owner:
-        made: Sequence[Mapping[str, Any]] = plain(owner.call("Freeze", request))["freezes"]
-    return made
 
 
 @click.command()
@@ -87,25 +66,16 @@ def unfreeze(domains: tuple[str, ...], scope: str, **where: Any) -> None:
     from fleetplane.cli.exits import CommandFailed, Exit
     from fleetplane.kernel.errors import NotFound
 
-    place, wanted = Place(**where), list(domains) or [EVERY_DOMAIN]
+    wanted = list(domains) or [EVERY_DOMAIN]
     where_told = _told({"scope": scope, "domains": wanted})
-    missing = CommandFailed(
-        Exit.NOT_FOUND, f"there is no freeze of {where_told} itself", hint="`fleetplane freezes` lists them"
-    )
-    if is_remote(place):
-        query = [("scope", scope), *(("domain", domain) for domain in wanted)]
-        with connect(place) as client:
-            try:
-                client.call("DELETE", FREEZES_PATH, query=query)
-            except NotFound:
-                raise missing from None
-    else:
-        from fleetplane.cli.clients.fleet_client import FleetClient
-        from fleetplane.gen.fleetplane.fleet.v1 import fleet_pb2 as pb
-
-        with FleetClient(owner_directory(place), call_seconds=place.timeout) as owner:
-            if not owner.call("Lift", pb.LiftRequest(scope=scope, domains=wanted)).lifted:
-                raise missing
+    query = [("scope", scope), *(("domain", domain) for domain in wanted)]
+    with connect(Place(**where)) as client:
+        try:
+            client.call("DELETE", FREEZES_PATH, query=query)
+        except NotFound:
+            message = f"there is no freeze of {where_told} itself"
+            hint = "`fleetplane freezes` lists them"
+            raise CommandFailed(Exit.NOT_FOUND, message, hint=hint) from None
     click.echo(f"{where_told} is not frozen any more")
 
 
@@ -114,16 +84,8 @@ def unfreeze(domains: tuple[str, ...], scope: str, **where: Any) -> None:
 @format_option
 def freezes(output: Format, **where: Any) -> None:
     """List freezes, with who set them and why."""
-    place = Place(**where)
-    if is_remote(place):
-        with connect(place) as client:
-            found = client.call("GET", FREEZES_PATH)["freezes"]
-    else:
-        from fleetplane.cli.clients.fleet_client import FleetClient
-        from fleetplane.gen.fleetplane.fleet.v1 import fleet_pb2 as pb
-
-        with FleetClient(owner_directory(place), call_seconds=place.timeout) as owner:
-            found = plain(owner.call("ListFreezes", pb.ListFreezesRequest()))["freezes"]
+    with connect(Place(**where)) as client:
+        found = client.call("GET", FREEZES_PATH)["freezes"]
     rows = [
         [
             Cell(text=",".join(one["domains"])),

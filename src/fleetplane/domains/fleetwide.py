@@ -15,7 +15,6 @@ from fleetplane.fleet.audit import AUDIT_ENTRIES, Verification
 from fleetplane.fleet.explain import DomainExplainers, ExplainedKind, FleetExplanations, TokenReaders
 from fleetplane.fleet.freeze import Freezable, FreezeSwitch
 from fleetplane.fleet.freeze_objects import FREEZES, WRITERS
-from fleetplane.fleet.owner_service import FleetService
 from fleetplane.fleet.people.account_kind import ACCOUNT
 from fleetplane.fleet.people.objects import ACCOUNTS, TOKENS
 from fleetplane.fleet.plans.declaring import with_writing
@@ -49,7 +48,7 @@ from fleetplane.fleet.servers import (
     ServerStatusView,
     shown,
 )
-from fleetplane.gen.fleetplane.fleet.v1 import fleet_pb2, releases_pb2
+from fleetplane.gen.fleetplane.fleet.v1 import releases_pb2
 from fleetplane.kernel.access import Grant, Permission, Role
 from fleetplane.kernel.audit.chain import ChainEntry
 from fleetplane.kernel.boundary import Boundary
@@ -63,7 +62,7 @@ from fleetplane.kernel.reconcile.metrics import ReconcileCollector
 from fleetplane.kernel.sessions.metrics import SessionCollector
 from fleetplane.kernel.store.bells.bus import NO_BUS
 from fleetplane.kernel.store.servers.report import ServerReport
-from fleetplane.rpc import Authentication, Authenticator, Needs, service_rows
+from fleetplane.rpc import Authentication, Authenticator, service_rows
 from fleetplane.web.console import console_mounts
 from fleetplane.web.ops import Mount
 
@@ -76,21 +75,11 @@ _READS = ("ListReleases", "GetRelease")
 LISTENER = "admin"
 MANAGE = Permission("fleet.manage")
 
-_SERVICE = fleet_pb2.DESCRIPTOR.services_by_name["FleetAdmin"]
 
 BLUEPRINT = Blueprint(
     name="fleetwide",
     kinds=(PLAN, *ROLLOUT_KINDS, *RELEASE_KINDS, ACCOUNT, FREEZE, LEASE),
-    methods=tuple(
-        service_rows(
-            _SERVICE,
-            MANAGE,
-            listener=LISTENER,
-            authentication=Authentication.LOCAL,
-            reads=("Explain", "Describe", "ListFreezes"),
-            needs=Needs.WRITES,
-        )
-    ),
+    methods=(),
     grants={Role("local"): (Grant(permission=MANAGE),), **GRANTS},
     operator_roles=tuple(GRANTS),
     explain={
@@ -263,11 +252,7 @@ class FleetwideDomain:
             version=version,
             verify_audit=verify_audit,
         )
-        service = FleetService(self.explanations, self.switch)
-        self.services: Sequence[Service] = (
-            Service(listener=LISTENER, descriptor=_SERVICE, servicer=service),
-            *(self.releases.services if self.releases is not None else ()),
-        )
+        self.services: Sequence[Service] = self.releases.services if self.releases is not None else ()
         self.authenticators: Mapping[str, Mapping[Authentication, Authenticator]] = {}
         self.server_names: Sequence[str] = ()
         self.collectors: Sequence[Collector] = (

@@ -1,5 +1,6 @@
 """`/v1/fleet`: why a thing is not as it should be, and freezes, over REST.
 
+    GET    /v1/fleet/explain                                  by tokens with a role of `GRANTS`
     GET    /v1/fleet/explain/{domain}/{kind}/{name}?scope=    by the callers of that domain
     GET    /v1/fleet/freezes                                  by tokens with a role of `GRANTS`
     POST   /v1/fleet/freezes
@@ -77,6 +78,17 @@ class ShownExplanation(msgspec.Struct, frozen=True, kw_only=True):
     """Empty if nothing is known to be in the way."""
 
 
+class ExplainableKind(msgspec.Struct, frozen=True, kw_only=True):
+    domain: str
+    kind: str
+    summary: str
+    """What can be learnt of things of the kind."""
+
+
+class ExplainableKinds(msgspec.Struct, frozen=True, kw_only=True):
+    kinds: Sequence[ExplainableKind]
+
+
 class FreezeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     domains: list[str]
     reason: str
@@ -114,6 +126,7 @@ class FleetRest:
         table = RouteTable(
             PREFIX,
             (
+                _WHY.get("/explain", self.kinds, VIEW),
                 *self._freeze_routes(),
                 *RolloutRoutes(rollouts, self._gate).routes(),
                 *(AuditRoutes(self._gate, verify_audit).routes() if verify_audit is not None else ()),
@@ -172,6 +185,18 @@ class FleetRest:
             f"{PREFIX}/explain/{domain}", (_explain_route("/{kind}/{name}", explain),), strict_queries=True
         )
         return LateApp(lambda: self._family.application(table, ExplainGate(readers)))
+
+    async def kinds(self, _call: Call[OperatorCaller]) -> Answer[ExplainableKinds]:
+        """List the kinds of things that can be asked about."""
+        return Answer(
+            content=ExplainableKinds(
+                kinds=[
+                    ExplainableKind(domain=name, kind=word, summary=kind.summary)
+                    for name, domain in sorted(self._explanations.domains.items())
+                    for word, (kind, _) in sorted(domain.kinds.items())
+                ]
+            )
+        )
 
     # Freezes.
 
