@@ -231,7 +231,7 @@ def test_freezes_over_rest_are_bounded_by_the_tokens_role_and_scope(site: Site) 
 def test_the_document_describes_all_of_them(site: Site) -> None:
     document = httpx.get(f"{site.server.web}/v1/fleet/openapi.json").json()
     rollouts = {path for path in document["paths"] if path.startswith("/rollout")}
-    others = {"/explain/{domain}/{kind}/{name}", "/freezes", "/audit/verify"}
+    others = {"/explain", "/explain/{domain}/{kind}/{name}", "/freezes", "/audit/verify"}
     assert set(document["paths"]) == others | rollouts
     assert {"/rollouts", "/rollouts/{rollout_id}/undo", "/rollout-plans", "/rollout-policies"} <= rollouts
     assert set(document["paths"]["/freezes"]) == {"get", "post", "delete"}

@@ -11,14 +11,14 @@ import msgspec
 from prometheus_client.registry import Collector
 
 from fleetplane.domains.blueprint import Blueprint, Domain, Kernel, Service
+from fleetplane.fleet.api import ResourceApi
 from fleetplane.fleet.audit import AUDIT_ENTRIES, Verification
 from fleetplane.fleet.explain import DomainExplainers, ExplainedKind, FleetExplanations, TokenReaders
 from fleetplane.fleet.freeze import Freezable, FreezeSwitch
 from fleetplane.fleet.freeze_objects import FREEZES, WRITERS
 from fleetplane.fleet.people.account_kind import ACCOUNT
 from fleetplane.fleet.people.objects import ACCOUNTS, TOKENS
-from fleetplane.fleet.plans.declaring import with_writing
-from fleetplane.fleet.plans.records import PLAN
+from fleetplane.fleet.plans.records import PLAN, with_writing
 from fleetplane.fleet.releases import agents_service
 from fleetplane.fleet.releases.agents_service import DomainReleases, ReleaseService
 from fleetplane.fleet.releases.check_in import CheckInPolicy, CheckIns
@@ -29,7 +29,6 @@ from fleetplane.fleet.releases.resource import AGENT_VERSIONS, RELEASES, Release
 from fleetplane.fleet.releases.shelf import Shelf
 from fleetplane.fleet.releases.subject import FREEZE_DOMAIN, AgentVersions
 from fleetplane.fleet.resources import scopes
-from fleetplane.fleet.resources.api import ResourceApi
 from fleetplane.fleet.resources.catalogue import CatalogueMember
 from fleetplane.fleet.resources.common import VIEW
 from fleetplane.fleet.rest import GRANTS, FleetRest

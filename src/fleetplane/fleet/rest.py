@@ -18,11 +18,11 @@ from typing import Any
 
 import msgspec
 
+from fleetplane.fleet.api import ApiKernel
 from fleetplane.fleet.audit import AUDIT, AuditRoutes, Verification
 from fleetplane.fleet.explain import Explained, FleetExplanations, Readers, ShownFinding, shown
 from fleetplane.fleet.freeze import FreezeSwitch
 from fleetplane.fleet.resources.acting import FREEZE
-from fleetplane.fleet.resources.api import ApiKernel
 from fleetplane.fleet.resources.common import MANAGE_PEOPLE, PEOPLE, VIEW
 from fleetplane.fleet.rollouts.rollouts import Rollouts
 from fleetplane.fleet.rollouts.routes import ROLL_OUT, RolloutRoutes

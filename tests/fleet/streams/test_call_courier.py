@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fleetplane.fleet.streams.call_courier import Answered, CallCourier
+from fleetplane.fleet.streams.courier import Answered, CallCourier
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.commands import COMMAND, COMMAND_TARGET, Command, Commands, CommandState, state_of
 from fleetplane.kernel.store import Store, StoreSettings

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from fleetplane.fleet.streams.endings import closed_error, until_closed
+from fleetplane.fleet.streams.presence import closed_error, until_closed
 from fleetplane.kernel.errors import Conflict, Unauthenticated
 from fleetplane.kernel.sessions.sessions import REVOKED, STOPPING, SUPERSEDED, Session, Sessions
 

@@ -20,8 +20,8 @@ from fleetplane.domains.fleetwide import BLUEPRINT as FLEETWIDE
 from fleetplane.domains.fleetwide import FleetwideDomain, members_of
 from fleetplane.domains.gpus.kinds import GPU, SCOPE, GpuSpec, GpuStatus
 from fleetplane.domains.gpus.server import BLUEPRINT as GPUS
+from fleetplane.fleet.api import ResourceApi
 from fleetplane.fleet.feeds.ring import RING_EVENTS
-from fleetplane.fleet.resources.api import ResourceApi
 from fleetplane.fleet.resources.changes import ChangeRing
 from fleetplane.kernel.access import Role
 from fleetplane.kernel.clock import SystemClock

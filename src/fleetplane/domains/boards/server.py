@@ -37,7 +37,7 @@ from fleetplane.domains.boards.settings import BoardSettings, PlainBoardsSetting
 from fleetplane.fleet.explain import ExplainedKind, Explainer
 from fleetplane.fleet.freeze import Freezable
 from fleetplane.fleet.people.account_kind import ACCOUNT
-from fleetplane.fleet.plans.declaring import with_writing
+from fleetplane.fleet.plans.records import with_writing
 from fleetplane.fleet.rollouts.records import KINDS as ROLLOUT_KINDS
 from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.reconcile.metrics import ReconcileCollector

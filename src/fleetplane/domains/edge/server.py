@@ -35,7 +35,7 @@ from fleetplane.fleet.figures import FigureKeeper
 from fleetplane.fleet.figures_service import SERVICE as FIGURES
 from fleetplane.fleet.figures_service import FigureService
 from fleetplane.fleet.freeze import Freezable
-from fleetplane.fleet.plans.declaring import with_writing
+from fleetplane.fleet.plans.records import with_writing
 from fleetplane.fleet.rollouts.records import KINDS as ROLLOUT_KINDS
 from fleetplane.fleet.runs.runs import Runs
 from fleetplane.kernel.boundary import Boundary

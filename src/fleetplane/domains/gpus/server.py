@@ -42,7 +42,7 @@ from fleetplane.fleet.figures import FigureKeeper
 from fleetplane.fleet.figures_service import SERVICE as FIGURES
 from fleetplane.fleet.figures_service import FigureService
 from fleetplane.fleet.freeze import Freezable
-from fleetplane.fleet.plans.declaring import with_writing
+from fleetplane.fleet.plans.records import with_writing
 from fleetplane.fleet.rollouts.records import KINDS as ROLLOUT_KINDS
 from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2, provider_pb2
 from fleetplane.gen.nvidia.nvsentinel.v1alpha1 import gpu_pb2 as first_pb2

@@ -54,7 +54,7 @@ from fleetplane.fleet.errands import ERRAND, Errands
 from fleetplane.fleet.explain import ExplainedKind, Explainer, TokenReaders
 from fleetplane.fleet.figures import FigureKeeper
 from fleetplane.fleet.freeze import Freezable
-from fleetplane.fleet.plans.declaring import with_writing
+from fleetplane.fleet.plans.records import with_writing
 from fleetplane.fleet.rollouts.records import KINDS as ROLLOUT_KINDS
 from fleetplane.gen.fleetplane.admin.v1 import authority_pb2
 from fleetplane.gen.fleetplane.admin.v1 import instances_pb2 as admin_pb2

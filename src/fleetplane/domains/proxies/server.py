@@ -43,9 +43,9 @@ from fleetplane.fleet.explain import ExplainedKind, Explainer
 from fleetplane.fleet.feeds.ring import EventRing
 from fleetplane.fleet.freeze import Freezable
 from fleetplane.fleet.people.account_kind import ACCOUNT
-from fleetplane.fleet.plans.declaring import with_writing
+from fleetplane.fleet.plans.records import with_writing
 from fleetplane.fleet.rollouts.records import KINDS as ROLLOUT_KINDS
-from fleetplane.fleet.runs.metrics import RunCollector
+from fleetplane.fleet.runs.resources import RunCollector
 from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.sessions.metrics import SessionCollector
 from fleetplane.rpc import Authentication, Authenticator, Needs

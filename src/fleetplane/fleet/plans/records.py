@@ -1,4 +1,4 @@
-"""What is stored of a plan.
+"""The stored record of a plan, and the resources that plans can write.
 
 The resource has what may be known of it: whose it is, when it ends, and the tag of everything that it was
 based on. Objects and field values lie beside it, sealed by the master key, since specs may hold secrets.
@@ -8,15 +8,34 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import msgspec
 
 from fleetplane.fleet.plans.decisions import PlannedStep
-from fleetplane.kernel.errors import InvalidArgument
+from fleetplane.fleet.resources.declaration import AnyPublicResource, ResourceVerb, Writable
+from fleetplane.kernel.errors import InvalidArgument, SettingsError
 from fleetplane.kernel.identity import MasterKey
 from fleetplane.kernel.resources import BODY_LIMIT_BYTES, AnyResource, Kind, Resource
 from fleetplane.web.rest.routes import etag
+
+WRITING = frozenset({ResourceVerb.PUT, ResourceVerb.PATCH, ResourceVerb.DELETE})
+
+
+def with_writing(
+    resources: Iterable[AnyPublicResource], writers: Mapping[str, Writable]
+) -> tuple[AnyPublicResource, ...]:
+    """The resources, those that have a writer by their name with the verbs that write."""
+    declared = tuple(resources)
+    unknown = writers.keys() - {one.name for one in declared}
+    if unknown:
+        raise SettingsError(f"nobody declares what could be written as {', '.join(sorted(unknown))}")
+    return tuple(
+        replace(one, verbs=one.verbs | WRITING, write=writers[one.name]) if one.name in writers else one
+        for one in declared
+    )
+
 
 SCOPE = ""
 _UNPACKED_LIMIT_BYTES = 16 * 1024 * 1024

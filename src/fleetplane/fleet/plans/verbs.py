@@ -1,4 +1,13 @@
-"""PUT, PATCH and DELETE of objects of the resource API, and what they would do (`dryRun=1`)."""
+"""PUT, PATCH and DELETE of objects of the resource API, their dry runs (`dryRun=1`) and preconditions.
+
+| The object | If-Match | Then |
+|---|---|---|
+| is there | names its ETag, or is `*` | goes on |
+| is there | names another | 412 |
+| is there | is missing, and the request replaces or patches | 428: say what you have seen |
+| is not there | is given | 412 |
+| is there | `If-None-Match: *` | 412 |
+"""
 
 from __future__ import annotations
 
@@ -6,7 +15,6 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, TypeVar
 
 from fleetplane.fleet.plans import given as given_objects
-from fleetplane.fleet.plans import preconditions
 from fleetplane.fleet.plans.decisions import ObjectAddress
 from fleetplane.fleet.plans.given import GivenObject, GivenPatch
 from fleetplane.fleet.plans.rehearsal import Rehearsal, Written, carried_out, rehearsed
@@ -15,12 +23,50 @@ from fleetplane.fleet.resources import objects, scopes
 from fleetplane.fleet.resources.access import ApiDoor, Sight
 from fleetplane.fleet.resources.catalogue import Catalogue, ResourceEntry
 from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.errors import InvalidArgument
+from fleetplane.kernel.errors import FailedPrecondition, InvalidArgument, PreconditionFailed
 from fleetplane.kernel.resources import AnyResource
 from fleetplane.kernel.store import Store
 from fleetplane.rpc import Needs
 from fleetplane.web.rest.gate import PrincipalCaller
-from fleetplane.web.rest.routes import Answer, Call, Query, Route, etag
+from fleetplane.web.rest.routes import (
+    Answer,
+    Call,
+    Headers,
+    Query,
+    Route,
+    etag,
+    is_of_another_lineage,
+    matches,
+)
+
+
+class PreconditionRequired(FailedPrecondition):
+    """The request would overwrite something without saying which version of it was seen."""
+
+    http_status = 428
+    reason = "PRECONDITION_REQUIRED"
+    hint = (
+        "send If-Match with the ETag of the object as you have read it, or * to overwrite whatever is there"
+    )
+
+
+def check(headers: Headers, present: AnyResource | None, *, overwrites: bool) -> None:
+    """Refuse a request whose conditions do not hold; `overwrites`: it needs one if the object is there."""
+    wanted, unwanted = headers.get("if-match"), headers.get("if-none-match")
+    if unwanted is not None and present is not None and unwanted.strip() in ("*", etag(present)):
+        raise PreconditionFailed("the object is there already", field="If-None-Match")
+    if present is None:
+        if wanted is not None:
+            raise PreconditionFailed("the object is not there", field="If-Match")
+        return
+    if wanted is None:
+        if overwrites:
+            raise PreconditionRequired("the object is there already", field="If-Match")
+        return
+    if not matches(wanted, present):
+        lost = " it was lost before a backup was restored" if is_of_another_lineage(wanted, present) else ""
+        raise PreconditionFailed(f"If-Match names another version than the present one;{lost}".rstrip(";"))
+
 
 ApiCall = Call[PrincipalCaller]
 R = TypeVar("R")
@@ -99,7 +145,7 @@ class WritingRoutes:
             async def change(rehearsal: Rehearsal) -> Callable[[Written], Answer[Any]]:
                 writer = self._writer(rehearsal, call)
                 place = writer.place(wanted.address)
-                preconditions.check(call.headers, place.stored, overwrites=True)
+                check(call.headers, place.stored, overwrites=True)
                 return _written(writer, place, wanted)
 
             return await self._done(call, change, action=f"{entry.resource.name}.put")
@@ -113,7 +159,7 @@ class WritingRoutes:
             async def change(rehearsal: Rehearsal) -> Callable[[Written], Answer[Any]]:
                 writer = self._writer(rehearsal, call)
                 place = writer.place(address)
-                preconditions.check(call.headers, place.stored, overwrites=True)
+                check(call.headers, place.stored, overwrites=True)
                 before = writer.shown(place, place.stored)
                 assert before is not None, "it was found"
                 labels, spec = given_objects.patched(before.labels, before.spec, call.body)
@@ -130,7 +176,7 @@ class WritingRoutes:
             async def change(rehearsal: Rehearsal) -> Callable[[Written], Answer[Any]]:
                 writer = self._writer(rehearsal, call)
                 place = writer.place(address)
-                preconditions.check(call.headers, place.stored, overwrites=False)
+                check(call.headers, place.stored, overwrites=False)
                 writer.delete(place)
                 writer.finish()
                 return lambda _: Answer(content=None)

@@ -1,4 +1,7 @@
-"""Runs of every domain as one resource of the API. Pure, but for what the action calls."""
+"""Runs of every domain as one resource of the API, and the Prometheus metrics of one domain's runs.
+
+Edge has metric names of its own.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,9 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from fleetplane.fleet.resources.declaration import (
     READING,
@@ -30,6 +36,22 @@ from fleetplane.kernel.commands import OPEN, CommandTarget, state_of
 from fleetplane.kernel.resources import AnyResource
 from fleetplane.kernel.values import durations
 from fleetplane.kernel.values.times import spelled, spelled_or_null
+
+
+class RunCollector(Collector):
+    def __init__(self, runs: Runs[Any, Any, Any], *, domain: str) -> None:
+        self._runs = runs
+        self._prefix = f"fleetplane_{domain}_"
+
+    def collect(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily(
+            self._prefix + "runs_open", "Runs that have not ended", value=self._runs.open_count
+        )
+        ended = CounterMetricFamily(self._prefix + "runs", "Runs that ended, by how", labels=["outcome"])
+        for state in RunState:
+            if state is not RunState.RUNNING:
+                ended.add_metric([state], self._runs.ended[state])
+        yield ended
 
 
 class RunSpecView(ResourceShape, frozen=True):

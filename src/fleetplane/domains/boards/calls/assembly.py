@@ -26,7 +26,7 @@ from fleetplane.domains.boards.pins.controller import GpioController, GpioPolicy
 from fleetplane.domains.boards.pins.driver import PinDriver
 from fleetplane.domains.boards.pins.kinds import GPIO_DEVICE
 from fleetplane.domains.boards.pins.turns import PIN_TURN, PinTurns
-from fleetplane.fleet.runs.metrics import RunCollector
+from fleetplane.fleet.runs.resources import RunCollector
 from fleetplane.fleet.runs.runs import Runs
 from fleetplane.kernel.boundary import Boundary, contained
 from fleetplane.kernel.reconcile.metrics import ReconcileCollector

@@ -31,7 +31,7 @@ from fleetplane.domains.boards.commands.encoding import (
 )
 from fleetplane.domains.boards.inventory.boards import Boards, status_of
 from fleetplane.domains.boards.kinds import BOARD, SCOPE, Board, BoardSilence
-from fleetplane.fleet.streams.call_courier import Answered, CallCourier
+from fleetplane.fleet.streams.courier import Answered, CallCourier
 from fleetplane.gen.boards import boards_pb2 as pb
 from fleetplane.kernel.access import Role
 from fleetplane.kernel.clock import Clock

@@ -17,7 +17,7 @@ from fleetplane.domains.boards.inventory.liveness import BoardController, Word
 from fleetplane.domains.boards.joining import credentials
 from fleetplane.domains.boards.metrics import history
 from fleetplane.domains.boards.ports import MetricsIntake
-from fleetplane.fleet.streams.endings import closed_error, until_closed
+from fleetplane.fleet.streams.presence import closed_error, until_closed
 from fleetplane.gen.pi_controller import pi_controller_pb2 as pi
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import InvalidArgument, NotFound, PermissionDenied

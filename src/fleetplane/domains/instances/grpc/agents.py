@@ -29,7 +29,7 @@ from fleetplane.domains.instances.rules import decide as rules
 from fleetplane.domains.instances.rules import delivery
 from fleetplane.domains.instances.rules.delivery import Holding, Sent, SentPatch
 from fleetplane.fleet.figures import FigureKeeper
-from fleetplane.fleet.streams.endings import until_closed
+from fleetplane.fleet.streams.presence import until_closed
 from fleetplane.gen.nstance.v1 import agent_pb2
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError, InvalidArgument, PermissionDenied
