@@ -20,7 +20,8 @@ from fleetplane.domains.boards.kinds import NUMBER_LIMIT
 from fleetplane.domains.boards.wire import message_json
 from fleetplane.kernel.access import Principal
 from fleetplane.kernel.errors import FleetplaneError, InvalidArgument
-from fleetplane.web.rest.bodies import given
+from fleetplane.kernel.values.times import spelled_or_null
+from fleetplane.web.rest.bodies import given as sent
 from fleetplane.web.rest.gate import RoleGate
 from fleetplane.web.rest.pages import decimal, whole_number
 from fleetplane.web.rest.problems import Envelope, Refusal, Rejected, refusal
@@ -34,6 +35,15 @@ class BoardShape(msgspec.Struct, frozen=True, kw_only=True):
 
 
 S = TypeVar("S", bound=BoardShape)
+
+
+def projected(shape: type[S], *sources: object, **given: object) -> S:
+    """A shape whose fields are `given`, or attributes of the same names of the first source that has them.
+
+    A moment such as `created_at` is read from `created_at_ns`.
+    """
+    fields = shape.__struct_fields__
+    return shape(**message_json.gathered(fields, sources, given, moment=spelled_or_null))
 
 
 def spelled_as(message: ProtoMessage, shape: type[S], **further: object) -> S:
@@ -91,7 +101,7 @@ PAGING: Sequence[Query] = (
 
 def changes(patch: msgspec.Struct) -> dict[str, Any]:
     """The fields that a partial update names; known clients write null for what is left alone."""
-    return {name: value for name, value in given(patch).items() if value is not None}
+    return {name: value for name, value in sent(patch).items() if value is not None}
 
 
 # Who calls.

@@ -25,6 +25,7 @@ from fleetplane.domains.boards.rest.common import (
     choice,
     listed,
     number_in,
+    projected,
     provisioning_envelope,
     reference,
 )
@@ -38,7 +39,6 @@ from fleetplane.domains.boards.rest.shapes.people import (
 from fleetplane.domains.boards.rules import BoardFacts, checked
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FailedPrecondition, InvalidArgument
-from fleetplane.kernel.values.times import spelled, spelled_or_null
 from fleetplane.web.rest.routes import Answer, Query, Route, RouteGroup, Stream
 from fleetplane.web.streaming import EVENT_STREAM, event
 
@@ -336,42 +336,30 @@ def _joined(parts: Sequence[Any], field: str) -> str:
 
 
 def _answered(answer: ProvisioningAnswer, *, request_id: str = "") -> OrderAnswer:
-    return OrderAnswer(
-        success=answer.success,
-        message=answer.message,
+    return projected(
+        OrderAnswer,
+        answer,
         operation_id=answer.operation_id or None,
         request_id=request_id or None,
-        state=answer.state,
-        reason=answer.reason,
         steps=[_step(step) for step in answer.steps],
     )
 
 
 def _step(step: ProvisioningStep) -> ShownStep:
     board, _, name = step.name.partition("/")
-    return ShownStep(
-        node_id=int(board),
-        name=name,
-        state=step.state,
-        message=step.message,
-        started_at=spelled_or_null(step.started_at_ns),
-        finished_at=spelled_or_null(step.finished_at_ns),
-    )
+    return projected(ShownStep, step, node_id=int(board), name=name)
 
 
 def _operation(operation: Operation) -> ShownOperation:
-    spec, status = operation.spec, status_of(operation)
-    return ShownOperation(
+    spec = operation.spec
+    return projected(
+        ShownOperation,
+        status_of(operation),
+        spec,
         id=operation.name,
-        action=spec.action,
-        state=status.state,
         finished=is_over(operation),
-        reason=status.reason,
         node_ids=[work.board for work in spec.works],
-        cluster_id=spec.cluster_id,
         request_id=spec.request_id or None,
         requested_by=spec.actor,
-        created_at=spelled(spec.created_at_ns),
-        finished_at=spelled_or_null(status.finished_at_ns),
         steps=[_step(step) for step in told(operation, "").steps],
     )

@@ -26,6 +26,7 @@ from fleetplane.domains.boards.rest.common import (
     changes,
     listed,
     number_in,
+    projected,
 )
 from fleetplane.domains.boards.rest.shapes.people import (
     AccessToken,
@@ -57,7 +58,7 @@ from fleetplane.kernel.errors import InvalidArgument
 from fleetplane.kernel.identity import MasterKey
 from fleetplane.kernel.resources import Key, Kind, Nothing
 from fleetplane.kernel.store import Draft, Store
-from fleetplane.kernel.values.times import spelled, spelled_or_null
+from fleetplane.kernel.values.times import spelled_or_null
 from fleetplane.web.rest.bodies import given
 from fleetplane.web.rest.routes import Answer, Route, RouteGroup
 
@@ -342,17 +343,12 @@ def _token(access: str) -> AccessToken:
 
 
 def _shown(person: Person) -> ShownUser:
-    spec, status = person.spec, person.status
-    return ShownUser(
+    return projected(
+        ShownUser,
+        person.spec,
+        person,
         id=int(person.name),
-        username=spec.username,
-        email=spec.email,
-        role=spec.role,
-        first_name=spec.first_name,
-        last_name=spec.last_name,
-        is_active=spec.is_active,
-        last_login=spelled_or_null(status.last_login_at_ns if status is not None else None),
-        created_at=spelled(person.created_at_ns),
+        last_login=spelled_or_null(person.status.last_login_at_ns if person.status is not None else None),
     )
 
 

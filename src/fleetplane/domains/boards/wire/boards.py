@@ -6,8 +6,8 @@ Both families have the same nodes, states and roles; where they differ, the func
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
@@ -31,6 +31,7 @@ from fleetplane.domains.boards.ports import (
     ProvisioningState,
 )
 from fleetplane.domains.boards.rules import TEXT_LIMIT, BoardFacts
+from fleetplane.domains.boards.wire.message_json import enum_table, filled, known
 from fleetplane.gen.boards import boards_pb2 as pb
 from fleetplane.gen.pi_controller import pi_controller_pb2 as pi
 from fleetplane.kernel.errors import InvalidArgument
@@ -50,30 +51,9 @@ CONFIG_LIMIT = 64
 MOMENT_LIMIT_SECONDS = 253_402_300_800
 """The year 10000, where a Timestamp ends."""
 
-_STATES: Final[Mapping[BoardState, pi.NodeStatus]] = {
-    BoardState.DISCOVERED: pi.NODE_STATUS_DISCOVERED,
-    BoardState.PROVISIONING: pi.NODE_STATUS_PROVISIONING,
-    BoardState.READY: pi.NODE_STATUS_READY,
-    BoardState.NOT_READY: pi.NODE_STATUS_NOT_READY,
-    BoardState.MAINTENANCE: pi.NODE_STATUS_MAINTENANCE,
-    BoardState.FAILED: pi.NODE_STATUS_FAILED,
-    BoardState.UNKNOWN: pi.NODE_STATUS_UNKNOWN,
-}
-_ROLES: Final[Mapping[BoardRole, pi.NodeRole]] = {
-    BoardRole.MASTER: pi.NODE_ROLE_MASTER,
-    BoardRole.WORKER: pi.NODE_ROLE_WORKER,
-}
-_CLUSTER_STATES: Final[Mapping[ClusterState, pi.ClusterStatus]] = {
-    ClusterState.PENDING: pi.CLUSTER_STATUS_PENDING,
-    ClusterState.PROVISIONING: pi.CLUSTER_STATUS_PROVISIONING,
-    ClusterState.ACTIVE: pi.CLUSTER_STATUS_ACTIVE,
-    ClusterState.DEGRADED: pi.CLUSTER_STATUS_DEGRADED,
-    ClusterState.MAINTENANCE: pi.CLUSTER_STATUS_MAINTENANCE,
-    ClusterState.FAILED: pi.CLUSTER_STATUS_FAILED,
-}
-_STATES_BACK = {int(number): state for state, number in _STATES.items()}
-_ROLES_BACK = {int(number): role for role, number in _ROLES.items()}
-_CLUSTER_STATES_BACK = {int(number): state for state, number in _CLUSTER_STATES.items()}
+_STATES: Final = enum_table(BoardState, pi.NodeStatus, "NODE_STATUS_")
+_ROLES: Final = enum_table(BoardRole, pi.NodeRole, "NODE_ROLE_")
+_CLUSTER_STATES: Final = enum_table(ClusterState, pi.ClusterStatus, "CLUSTER_STATUS_")
 _ACTIONS: Final = {
     pb.ProvisioningRequest.UNSPECIFIED: ProvisioningAction.PROVISION,
     pb.ProvisioningRequest.PROVISION: ProvisioningAction.PROVISION,
@@ -81,11 +61,7 @@ _ACTIONS: Final = {
     pb.ProvisioningRequest.CHECK: ProvisioningAction.CHECK,
     pb.ProvisioningRequest.CANCEL: ProvisioningAction.CANCEL,
 }
-_PROVISIONING_STATES: Final[Mapping[ProvisioningState, pb.ProvisioningStep.ProvisioningState]] = {
-    state: getattr(pb.ProvisioningStep, state.name) for state in ProvisioningState
-}
-
-T = TypeVar("T")
+_PROVISIONING_STATES: Final = enum_table(ProvisioningState, pb.ProvisioningStep.ProvisioningState, "")
 
 
 # Single values.
@@ -104,24 +80,15 @@ def node_status(state: BoardState) -> pi.NodeStatus:
 
 def state(said: int, *, field: str = "status") -> BoardState | None:
     """None if nothing is said."""
-    return _known(said, _STATES_BACK, field)
+    return known(said, _STATES, field)
 
 
 def role(said: int) -> BoardRole | None:
-    return _known(said, _ROLES_BACK, "role")
+    return known(said, _ROLES, "role")
 
 
 def cluster_state(said: int) -> ClusterState | None:
-    return _known(said, _CLUSTER_STATES_BACK, "status")
-
-
-def _known(said: int, table: Mapping[int, T], field: str) -> T | None:
-    if not said:
-        return None
-    try:
-        return table[said]
-    except KeyError:
-        raise InvalidArgument(f"{field} {said} is not known", field=field) from None
+    return known(said, _CLUSTER_STATES, "status")
 
 
 # Boards.
@@ -129,26 +96,15 @@ def _known(said: int, table: Mapping[int, T], field: str) -> T | None:
 
 def node(board: Board, *, last_seen_ns: int | None, devices: Iterable[pi.GPIODevice] = ()) -> pi.Node:
     spec, status = board.spec, status_of(board)
-    return pi.Node(
+    return filled(
+        pi.Node,
+        spec,
+        board,
         id=number_of(board),
-        name=spec.name,
-        ip_address=spec.ip_address,
-        mac_address=spec.mac_address,
         status=_STATES[status.state],
         role=_ROLES[spec.role],
-        architecture=spec.architecture,
-        model=spec.model,
-        serial_number=spec.serial_number,
-        cpu_cores=spec.cpu_cores,
         memory=spec.memory_bytes,
-        cluster_id=spec.cluster_id,
-        kube_version=spec.kube_version,
-        node_name=spec.node_name,
-        os_version=spec.os_version,
-        kernel_version=spec.kernel_version,
         last_seen=timestamp(last_seen_ns),
-        created_at=timestamp(board.created_at_ns),
-        updated_at=timestamp(board.updated_at_ns),
         gpio_devices=devices,
     )
 
@@ -195,16 +151,12 @@ def _machine(
 
 
 def cluster(found: Cluster, nodes: Iterable[pi.Node]) -> pi.Cluster:
-    spec = found.spec
-    return pi.Cluster(
+    return filled(
+        pi.Cluster,
+        found.spec,
+        found,
         id=number_of(found),
-        name=spec.name,
-        description=spec.description,
         status=_CLUSTER_STATES[found.status.state] if found.status is not None else None,
-        version=spec.version,
-        master_endpoint=spec.master_endpoint,
-        created_at=timestamp(found.created_at_ns),
-        updated_at=timestamp(found.updated_at_ns),
         nodes=nodes,
     )
 
@@ -356,24 +308,11 @@ def order(request: pb.ProvisioningRequest) -> ProvisioningOrder:
 
 
 def provisioning_response(answer: ProvisioningAnswer) -> pb.ProvisioningResponse:
-    return pb.ProvisioningResponse(
-        success=answer.success,
-        message=answer.message,
-        operation_id=answer.operation_id,
-        state=_provisioning_state(answer.state),
+    return filled(
+        pb.ProvisioningResponse,
+        answer,
+        state=_PROVISIONING_STATES[answer.state],
         steps=[
-            pb.ProvisioningStep(
-                name=step.name,
-                state=_provisioning_state(step.state),
-                message=step.message,
-                started_at=timestamp(step.started_at_ns),
-                finished_at=timestamp(step.finished_at_ns),
-            )
-            for step in answer.steps
+            filled(pb.ProvisioningStep, step, state=_PROVISIONING_STATES[step.state]) for step in answer.steps
         ],
-        reason=answer.reason,
     )
-
-
-def _provisioning_state(said: ProvisioningState) -> pb.ProvisioningStep.ProvisioningState:
-    return _PROVISIONING_STATES[said]

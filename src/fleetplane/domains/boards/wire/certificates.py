@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final, TypeVar
+from typing import Final
 
 from cryptography import x509
 from cryptography.x509.oid import NameOID
@@ -18,38 +17,16 @@ from fleetplane.domains.boards.ca.rules import (
     request_status,
 )
 from fleetplane.domains.boards.kinds import Certificate, number_of
+from fleetplane.domains.boards.wire.message_json import enum_table, filled, known
 from fleetplane.gen.pi_controller import pi_controller_pb2 as pi
 from fleetplane.kernel.errors import InvalidArgument
 from fleetplane.kernel.identity import Authority
 from fleetplane.kernel.values.times import NS
 from fleetplane.kernel.values.timestamps import timestamp
 
-_TYPES: Final[Mapping[CertificateType, pi.CertificateType]] = {
-    CertificateType.CA: pi.CERTIFICATE_TYPE_CA,
-    CertificateType.SERVER: pi.CERTIFICATE_TYPE_SERVER,
-    CertificateType.CLIENT: pi.CERTIFICATE_TYPE_CLIENT,
-    CertificateType.SSH: pi.CERTIFICATE_TYPE_SSH,
-    CertificateType.INTERMEDIATE: pi.CERTIFICATE_TYPE_INTERMEDIATE,
-}
-_STATES: Final[Mapping[IssuedState, pi.CertificateStatus]] = {
-    IssuedState.ACTIVE: pi.CERTIFICATE_STATUS_ACTIVE,
-    IssuedState.EXPIRED: pi.CERTIFICATE_STATUS_EXPIRED,
-    IssuedState.REVOKED: pi.CERTIFICATE_STATUS_REVOKED,
-    IssuedState.PENDING: pi.CERTIFICATE_STATUS_PENDING,
-    IssuedState.FAILED: pi.CERTIFICATE_STATUS_FAILED,
-    IssuedState.RENEWING: pi.CERTIFICATE_STATUS_RENEWING,
-}
-_REQUESTS: Final[Mapping[RequestState, pi.CSRStatus]] = {
-    RequestState.PENDING: pi.CSR_STATUS_PENDING,
-    RequestState.APPROVED: pi.CSR_STATUS_APPROVED,
-    RequestState.REJECTED: pi.CSR_STATUS_REJECTED,
-    RequestState.FAILED: pi.CSR_STATUS_FAILED,
-}
-_TYPES_BACK = {int(number): kind for kind, number in _TYPES.items()}
-_STATES_BACK = {int(number): state for state, number in _STATES.items()}
-_REQUESTS_BACK = {int(number): state for state, number in _REQUESTS.items()}
-
-T = TypeVar("T")
+_TYPES: Final = enum_table(CertificateType, pi.CertificateType, "CERTIFICATE_TYPE_")
+_STATES: Final = enum_table(IssuedState, pi.CertificateStatus, "CERTIFICATE_STATUS_")
+_REQUESTS: Final = enum_table(RequestState, pi.CSRStatus, "CSR_STATUS_")
 
 
 def state_of(found: Certificate, *, now_ns: int) -> IssuedState:
@@ -61,48 +38,34 @@ def state_of(found: Certificate, *, now_ns: int) -> IssuedState:
 def certificate(found: Certificate, *, now_ns: int) -> pi.Certificate:
     spec, status = found.spec, found.status
     revoked = status is not None and status.revoked_at_ns is not None
-    return pi.Certificate(
+    return filled(
+        pi.Certificate,
+        spec,
+        found,
         id=number_of(found),
         serial_number=spec.serial,
-        common_name=spec.common_name,
         type=_TYPES[CertificateType(spec.purpose)],
         status=_STATES[state_of(found, now_ns=now_ns)],
-        subject=spec.subject,
-        issuer=spec.issuer,
-        not_before=timestamp(spec.not_before_ns),
-        not_after=timestamp(spec.not_after_ns),
-        sans=spec.sans,
-        key_usage=spec.key_usage,
-        ext_key_usage=spec.ext_key_usage,
         backend=pi.CERTIFICATE_BACKEND_LOCAL,
         node_id=spec.board,
-        cluster_id=spec.cluster_id,
-        auto_renew=spec.auto_renew,
         revoked_at=timestamp(status.revoked_at_ns) if status is not None and revoked else None,
         revoked_reason=status.revoked_reason if status is not None and revoked else None,
-        created_at=timestamp(found.created_at_ns),
-        updated_at=timestamp(found.updated_at_ns),
     )
 
 
 def request(found: CertificateRequest) -> pi.CertificateRequest:
     spec, status = found.spec, request_status(found)
-    return pi.CertificateRequest(
+    return filled(
+        pi.CertificateRequest,
+        spec,
+        status,
+        found,
         id=int(found.name),
-        common_name=spec.common_name,
         type=_TYPES[spec.type],
         status=_REQUESTS[status.state],
-        sans=spec.sans,
-        validity_period=spec.validity_period,
-        key_usage=spec.key_usage,
-        ext_key_usage=spec.ext_key_usage,
         node_id=spec.board,
-        cluster_id=spec.cluster_id,
-        processed_at=timestamp(status.processed_at_ns),
         certificate_id=status.certificate,
         failure_reason=status.failure_reason or None,
-        created_at=timestamp(found.created_at_ns),
-        updated_at=timestamp(found.updated_at_ns),
     )
 
 
@@ -175,26 +138,16 @@ def validation(
 
 
 def certificate_type(said: int) -> CertificateType | None:
-    return _known(said, _TYPES_BACK, "type")
+    return known(said, _TYPES, "type")
 
 
 def certificate_state(said: int) -> IssuedState | None:
-    return _known(said, _STATES_BACK, "status")
+    return known(said, _STATES, "status")
 
 
 def request_state(said: int) -> RequestState | None:
-    return _known(said, _REQUESTS_BACK, "status")
+    return known(said, _REQUESTS, "status")
 
 
 def _ns(seconds: float) -> int:
     return round(seconds) * NS
-
-
-def _known(said: int, table: Mapping[int, T], field: str) -> T | None:
-    """None if nothing is said."""
-    if not said:
-        return None
-    try:
-        return table[said]
-    except KeyError:
-        raise InvalidArgument(f"{field} {said} is not known", field=field) from None

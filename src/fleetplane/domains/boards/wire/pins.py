@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final, TypeVar
+from typing import Final
 
 from fleetplane.domains.boards.pins.kinds import (
     Device,
@@ -16,47 +15,25 @@ from fleetplane.domains.boards.pins.kinds import (
     device_number,
     status_of,
 )
+from fleetplane.domains.boards.wire.message_json import enum_table, filled, known
 from fleetplane.gen.pi_controller import pi_controller_pb2 as pi
 from fleetplane.kernel.errors import InvalidArgument
-from fleetplane.kernel.values.timestamps import timestamp
 
-_DIRECTIONS: Final[Mapping[Direction, pi.GPIODirection]] = {
-    Direction.INPUT: pi.GPIO_DIRECTION_INPUT,
-    Direction.OUTPUT: pi.GPIO_DIRECTION_OUTPUT,
-}
-_PULLS: Final[Mapping[Pull, pi.GPIOPullMode]] = {
-    Pull.NONE: pi.GPIO_PULL_MODE_NONE,
-    Pull.UP: pi.GPIO_PULL_MODE_UP,
-    Pull.DOWN: pi.GPIO_PULL_MODE_DOWN,
-}
-_TYPES: Final[Mapping[DeviceType, pi.GPIODeviceType]] = {
-    DeviceType.DIGITAL: pi.GPIO_DEVICE_TYPE_DIGITAL,
-    DeviceType.ANALOG: pi.GPIO_DEVICE_TYPE_ANALOG,
-    DeviceType.PWM: pi.GPIO_DEVICE_TYPE_PWM,
-    DeviceType.SPI: pi.GPIO_DEVICE_TYPE_SPI,
-    DeviceType.I2C: pi.GPIO_DEVICE_TYPE_I2C,
-}
-_STATES: Final[Mapping[DeviceState, pi.GPIOStatus]] = {
-    DeviceState.ACTIVE: pi.GPIO_STATUS_ACTIVE,
-    DeviceState.INACTIVE: pi.GPIO_STATUS_INACTIVE,
-    DeviceState.ERROR: pi.GPIO_STATUS_ERROR,
-}
-_DIRECTIONS_BACK = {int(number): direction for direction, number in _DIRECTIONS.items()}
-_PULLS_BACK = {int(number): pull for pull, number in _PULLS.items()}
-_TYPES_BACK = {int(number): kind for kind, number in _TYPES.items()}
-_STATES_BACK = {int(number): state for state, number in _STATES.items()}
+_DIRECTIONS: Final = enum_table(Direction, pi.GPIODirection, "GPIO_DIRECTION_")
+_PULLS: Final = enum_table(Pull, pi.GPIOPullMode, "GPIO_PULL_MODE_")
+_TYPES: Final = enum_table(DeviceType, pi.GPIODeviceType, "GPIO_DEVICE_TYPE_")
+_STATES: Final = enum_table(DeviceState, pi.GPIOStatus, "GPIO_STATUS_")
 CONFIG: Final = GpioConfig.__struct_fields__
-
-T = TypeVar("T")
 
 
 def device(found: Device) -> pi.GPIODevice:
     spec, status = found.spec, status_of(found)
     value = status.value if status.value is not None else spec.level
-    return pi.GPIODevice(
+    return filled(
+        pi.GPIODevice,
+        spec,
+        found,
         id=device_number(found),
-        name=spec.name,
-        description=spec.description,
         pin_number=spec.pin,
         direction=_DIRECTIONS[spec.direction],
         pull_mode=_PULLS[spec.pull],
@@ -64,9 +41,7 @@ def device(found: Device) -> pi.GPIODevice:
         device_type=_TYPES[spec.device_type],
         status=_STATES[status.state],
         node_id=spec.board,
-        config=pi.GPIOConfig(**{name: getattr(spec.config, name) for name in CONFIG}),
-        created_at=timestamp(found.created_at_ns),
-        updated_at=timestamp(found.updated_at_ns),
+        config=filled(pi.GPIOConfig, spec.config),
     )
 
 
@@ -79,8 +54,8 @@ def created(request: pi.CreateGPIODeviceRequest) -> GpioSpec:
         description=request.description,
         board=request.node_id,
         pin=request.pin_number,
-        direction=_known(request.direction, _DIRECTIONS_BACK, "direction") or usual,
-        pull=_known(request.pull_mode, _PULLS_BACK, "pull_mode") or Pull.NONE,
+        direction=known(request.direction, _DIRECTIONS, "direction") or usual,
+        pull=known(request.pull_mode, _PULLS, "pull_mode") or Pull.NONE,
         device_type=kind,
         config=_config(request.config),
     )
@@ -93,8 +68,8 @@ def changes(request: pi.UpdateGPIODeviceRequest) -> dict[str, object]:
         if request.HasField(field):
             found[field] = getattr(request, field)
     said = {
-        "direction": _known(request.direction, _DIRECTIONS_BACK, "direction"),
-        "pull": _known(request.pull_mode, _PULLS_BACK, "pull_mode"),
+        "direction": known(request.direction, _DIRECTIONS, "direction"),
+        "pull": known(request.pull_mode, _PULLS, "pull_mode"),
         "device_type": device_type(request.device_type),
     }
     found.update({field: value for field, value in said.items() if value is not None})
@@ -109,22 +84,12 @@ def changes(request: pi.UpdateGPIODeviceRequest) -> dict[str, object]:
 
 
 def device_type(said: int) -> DeviceType | None:
-    return _known(said, _TYPES_BACK, "device_type")
+    return known(said, _TYPES, "device_type")
 
 
 def state(said: int) -> DeviceState | None:
-    return _known(said, _STATES_BACK, "status")
+    return known(said, _STATES, "status")
 
 
 def _config(said: pi.GPIOConfig) -> GpioConfig:
     return GpioConfig(**{name: getattr(said, name) for name in CONFIG})
-
-
-def _known(said: int, table: Mapping[int, T], field: str) -> T | None:
-    """None if nothing is said."""
-    if not said:
-        return None
-    try:
-        return table[said]
-    except KeyError:
-        raise InvalidArgument(f"{field} {said} is not known", field=field) from None
