@@ -19,7 +19,7 @@ from fleetplane.domains.boards.agent.config import BoardAgentConfig
 from fleetplane.domains.boards.agent.gpio.drivers import SimulatedBoard
 from fleetplane.domains.boards.agent.gpio.hardware_thread import HardwareThread
 from fleetplane.domains.boards.agent.grpc.listeners import Ports
-from fleetplane.domains.boards.agent.logs.ring import LogRing
+from fleetplane.domains.boards.agent.logs.logs import LogRing
 from fleetplane.domains.boards.agent.membership import BoardIdentityFolder, Membership
 from fleetplane.domains.boards.agent.registration import Joiner
 from fleetplane.domains.boards.joining import credentials

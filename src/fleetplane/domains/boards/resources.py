@@ -35,6 +35,7 @@ from fleetplane.domains.boards.pins.kinds import (
     GpioStatus,
     Pull,
 )
+from fleetplane.domains.boards.rest.common import projected
 from fleetplane.domains.boards.rules import shown_state
 from fleetplane.domains.boards.users import PERSON, Person
 from fleetplane.fleet.resources import scopes
@@ -126,21 +127,13 @@ def board_view(board: Board, reading: ViewReader) -> ResourceView[BoardSpecView,
             mac_address=spec.mac_address,
             serial_number=spec.serial_number,
         ),
-        status=BoardStatusView(
+        status=projected(
+            BoardStatusView,
+            status,
+            spec,
             number=int(board.name),
             state=shown_state(status),
             since=spelled_or_null(status.state_changed_at_ns or None),
-            last_seen_at=spelled_or_null(status.last_seen_at_ns),
-            registered_at=spelled_or_null(status.registered_at_ns),
-            architecture=spec.architecture,
-            model=spec.model,
-            cpu_cores=spec.cpu_cores,
-            memory_bytes=spec.memory_bytes,
-            os_version=spec.os_version,
-            kernel_version=spec.kernel_version,
-            agent_version=status.agent_version,
-            capabilities=status.capabilities,
-            certificate_expires_at=spelled_or_null(status.certificate_expires_at_ns),
         ),
     )
 
@@ -311,26 +304,19 @@ def pin_view(device: Device, reading: ViewReader) -> ResourceView[PinSpecView, P
     spec, status = device.spec, device.status or GpioStatus()
     board = _board_of(device, reading)
     return ResourceView(
-        spec=PinSpecView(
+        spec=projected(
+            PinSpecView,
+            spec,
             board=board.spec.name if board is not None else str(spec.board),
-            pin=spec.pin,
             display_name=spec.name,
-            description=spec.description,
-            direction=spec.direction,
-            pull=spec.pull,
             type=spec.device_type,
-            enabled=spec.enabled,
-            level=spec.level,
             config=MIRROR.shown(spec.config),
         ),
-        status=PinStatusView(
+        status=projected(
+            PinStatusView,
+            status,
             number=int(device.name),
-            state=status.state,
-            value=status.value,
-            value_at=spelled_or_null(status.value_at_ns),
             applied=status.applied_generation >= device.generation,
-            reason=status.reason,
-            message=status.message,
             held_by=status.lease.holder if status.lease is not None else None,
         ),
     )

@@ -30,8 +30,7 @@ from fleetplane.domains.boards.provisioning.preflight import BoardPaths
 from fleetplane.domains.boards.resources import RESOURCES
 from fleetplane.domains.boards.rest import assembly as rest_side
 from fleetplane.domains.boards.rest.assembly import BoardRest
-from fleetplane.domains.boards.rollout import AUDIENCE, BoardPrograms
-from fleetplane.domains.boards.sets.resources import BOARD_SETS, SET_WRITERS
+from fleetplane.domains.boards.sets.resources import AUDIENCE, BOARD_SETS, SET_WRITERS, BoardPrograms
 from fleetplane.domains.boards.sets.rules import KINDS as SET_KINDS
 from fleetplane.domains.boards.settings import BoardSettings, PlainBoardsSettings
 from fleetplane.fleet.explain import ExplainedKind, Explainer

@@ -183,7 +183,7 @@ async def test_a_certificate_with_a_third_of_its_life_left_is_renewed_in_place(t
         server = await stack.enter_async_context(boards_rig(tmp_path, options=options))
         await joined(parts, server)
         before = parts.folder.credentials()
-        server.core.enrolment._days = 1.0  # the next is not to be renewed soon
+        server.core.enrolment.certificate_days = 1.0  # the next is not to be renewed soon
         rig = await stack.enter_async_context(node_rig(tmp_path, server, parts=parts, opened=opened))
         node = await rig.node()
         await node.HealthCheck(pb.Empty())
@@ -274,7 +274,7 @@ async def test_a_board_whose_certificate_ran_out_comes_back_by_its_key_and_an_ap
         parts = make_parts(tmp_path / "node", configured(), SimulatedBoard())
         await joined(parts, server)
         await until(lambda: parts.folder.credentials().life.end < parts.clock.now_ns() / 1e9)
-        server.core.enrolment._days = 1.0
+        server.core.enrolment.certificate_days = 1.0
         async with running(parts):
             (pending,) = await until(server.core.approvals.all)
             assert parts.folder.credentials().life.end < parts.clock.now_ns() / 1e9  # nobody let it in yet

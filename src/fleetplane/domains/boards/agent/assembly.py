@@ -32,8 +32,7 @@ from fleetplane.domains.boards.agent.gpio.sysfs_pwm import SysfsPwm
 from fleetplane.domains.boards.agent.grpc.access import NodeDoor, RevokedCallers
 from fleetplane.domains.boards.agent.grpc.listeners import Ports, open_ports
 from fleetplane.domains.boards.agent.logs.journal import SystemJournal
-from fleetplane.domains.boards.agent.logs.logs import Logs
-from fleetplane.domains.boards.agent.logs.ring import LogRing
+from fleetplane.domains.boards.agent.logs.logs import LogRing, Logs
 from fleetplane.domains.boards.agent.membership import BoardIdentityFolder, Membership
 from fleetplane.domains.boards.agent.metrics import board as board_sources
 from fleetplane.domains.boards.agent.metrics.sampler import MetricsSampler

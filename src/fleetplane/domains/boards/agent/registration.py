@@ -23,6 +23,7 @@ import msgspec
 from fleetplane.domains.boards.agent.membership import BoardIdentityFolder, Membership
 from fleetplane.domains.boards.agent.metrics.values import Board
 from fleetplane.domains.boards.wire import join_token
+from fleetplane.domains.boards.wire.message_json import filled
 from fleetplane.gen.boards import boards_pb2 as pb
 from fleetplane.gen.boards import boards_pb2_grpc
 from fleetplane.kernel.clock import Clock
@@ -185,26 +186,13 @@ class BoardSelf:
     """Public keys of this machine's SSH host."""
 
     def message(self, *, token: str = "", csr_pem: str = "", node_id: int = 0) -> pb.NodeRegistration:
-        return pb.NodeRegistration(
-            name=self.name,
-            ip_address=self.ip_address,
-            mac_address=self.mac_address,
-            architecture=self.architecture,
-            model=self.model,
-            serial_number=self.serial_number,
-            cpu_cores=self.cpu_cores,
+        return filled(
+            pb.NodeRegistration,
+            self,
             memory=self.memory_bytes,
-            os_version=self.os_version,
-            kernel_version=self.kernel_version,
-            boot_id=self.boot_id,
-            agent_port=self.agent_port,
-            agent_version=self.agent_version,
-            capabilities=self.capabilities,
-            labels=self.labels,
             join_token=token,
             csr_pem=csr_pem,
             node_id=str(node_id or ""),
-            ssh_host_keys=self.ssh_host_keys,
         )
 
     def digest(self) -> str:

@@ -85,7 +85,7 @@ async def join_board(
 def board_parts(settings: BoardAgentSettings) -> BoardAgentParts:
     from fleetplane.domains.boards.agent import config as node_config
     from fleetplane.domains.boards.agent.assembly import BoardAgentParts
-    from fleetplane.domains.boards.agent.logs.ring import LogRing
+    from fleetplane.domains.boards.agent.logs.logs import LogRing
     from fleetplane.domains.boards.agent.membership import BoardIdentityFolder
 
     clock = SystemClock()

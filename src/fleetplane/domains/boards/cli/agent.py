@@ -129,8 +129,7 @@ def run(**options: Any) -> None:
 @format_option
 def status(*, state_dir: Path, output: Format) -> None:
     """Show who this board is, until when its certificate holds, and whether its agent runs."""
-    from fleetplane.domains.boards.agent.membership import BoardIdentityFolder
-    from fleetplane.domains.boards.agent.status import overview
+    from fleetplane.domains.boards.agent.membership import BoardIdentityFolder, overview
 
     found = overview(BoardIdentityFolder(state_dir))
     rows = [[Cell(text=name.replace("_", " ")), Cell(text=str(value))] for name, value in found.items()]

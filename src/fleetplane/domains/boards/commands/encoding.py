@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 
 from fleetplane.domains.boards.wire.boards import moment_ns
+from fleetplane.domains.boards.wire.message_json import filled
 from fleetplane.gen.boards import boards_pb2 as pb
 from fleetplane.kernel.commands import CommandState
 from fleetplane.kernel.errors import InvalidArgument
@@ -68,17 +69,8 @@ class BoardProgram(msgspec.Struct, frozen=True, kw_only=True):
         return self
 
     def request(self, *, request_id: str) -> pb.CommandRequest:
-        return pb.CommandRequest(
-            command=self.command,
-            args=self.args,
-            timeout_seconds=max(1, round(self.timeout_seconds)),
-            working_dir=self.working_dir,
-            environment=self.environment,
-            stdin=self.stdin,
-            max_output_bytes=self.max_output_bytes,
-            request_id=request_id,
-            profile=self.profile,
-        )
+        timeout_seconds = max(1, round(self.timeout_seconds))
+        return filled(pb.CommandRequest, self, timeout_seconds=timeout_seconds, request_id=request_id)
 
 
 class ProgramAnswer(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ instead.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from cryptography import x509
@@ -38,23 +39,14 @@ RENEWED_PEM: Final = "fleetplane-certificate-bin"
 """The trailing metadata field that carries a renewed certificate to its holder."""
 
 
+@dataclass(kw_only=True, slots=True, eq=False, repr=False)
 class CertificateMethods:
-    def __init__(
-        self,
-        *,
-        store: Store,
-        authority: Authority,
-        revocations: Revocations,
-        certificates: IssuedCertificates,
-        requests: CertificateRequests,
-        clock: Clock,
-    ) -> None:
-        self._store = store
-        self._authority = authority
-        self._revocations = revocations
-        self._certificates = certificates
-        self._requests = requests
-        self._clock = clock
+    store: Store
+    authority: Authority
+    revocations: Revocations
+    certificates: IssuedCertificates
+    requests: CertificateRequests
+    clock: Clock
 
     # The authority.
 
@@ -72,7 +64,7 @@ class CertificateMethods:
     async def GetCACertificate(
         self, _request: pi.GetCACertificateRequest, _context: CallContext
     ) -> pi.GetCACertificateResponse:
-        return ca_wire.ca_certificate(self._authority)
+        return ca_wire.ca_certificate(self.authority)
 
     # Certificates.
 
@@ -92,12 +84,12 @@ class CertificateMethods:
     async def GetCertificate(
         self, request: pi.GetCertificateRequest, _context: CallContext
     ) -> pi.Certificate:
-        await self._store.settled(CERTIFICATE)
+        await self.store.settled(CERTIFICATE)
         match request.WhichOneof("identifier"):
             case "id":
-                found = self._certificates.get(request.id)
+                found = self.certificates.get(request.id)
             case "serial_number":
-                found = self._certificates.by_serial(_serial(request.serial_number))
+                found = self.certificates.by_serial(_serial(request.serial_number))
             case _:
                 raise InvalidArgument("id or serial_number is required", field="id")
         if found is None:
@@ -108,11 +100,11 @@ class CertificateMethods:
         self, request: pi.ListCertificatesRequest, _context: CallContext
     ) -> pi.ListCertificatesResponse:
         kind, state = ca_wire.certificate_type(request.type), ca_wire.certificate_state(request.status)
-        await self._store.settled(CERTIFICATE)
-        now_ns = self._clock.now_ns()
+        await self.store.settled(CERTIFICATE)
+        now_ns = self.clock.now_ns()
         found = [
             one
-            for one in self._certificates.all()
+            for one in self.certificates.all()
             if (kind is None or one.spec.purpose == kind)
             and (state is None or ca_wire.state_of(one, now_ns=now_ns) is state)
             and (not request.HasField("node_id") or one.spec.board == request.node_id)
@@ -130,7 +122,7 @@ class CertificateMethods:
         number = request.id
         if ADMIN not in context.principal.roles:
             number = self._own(context, number)
-        renewed = await self._requests.renew(_id(number), actor=context.principal.name)
+        renewed = await self.requests.renew(_id(number), actor=context.principal.name)
         # The documented message has no room for the certificate itself.
         pem = renewed.spec.pem.encode()
         context.set_trailing_metadata(((RENEWED_PEM, pem),))
@@ -139,7 +131,7 @@ class CertificateMethods:
     def _own(self, context: CallContext, number: int) -> int:
         """The number of the certificate that the caller presents, the only one that she may renew."""
         identity = credentials.presented(context.connection)
-        kept = self._certificates.by_serial(f"{identity.serial:x}") if identity is not None else None
+        kept = self.certificates.by_serial(f"{identity.serial:x}") if identity is not None else None
         if kept is None or number not in (0, number_of(kept)):
             raise PermissionDenied(
                 "only the certificate that is presented can be renewed",
@@ -150,7 +142,7 @@ class CertificateMethods:
     async def RevokeCertificate(
         self, request: pi.RevokeCertificateRequest, context: CallContext
     ) -> pi.RevokeCertificateResponse:
-        await self._certificates.revoke(_id(request.id), reason=request.reason, actor=context.principal.name)
+        await self.certificates.revoke(_id(request.id), reason=request.reason, actor=context.principal.name)
         return pi.RevokeCertificateResponse(success=True, message=f"certificate {request.id} is revoked")
 
     async def ValidateCertificate(
@@ -158,9 +150,9 @@ class CertificateMethods:
     ) -> pi.ValidateCertificateResponse:
         """Whether this server would believe it now, and if not, why."""
         leaf = _certificate(request.certificate_pem)
-        now = self._clock.now_ns() / NS
+        now = self.clock.now_ns() / NS
         expired = leaf.not_valid_after_utc.timestamp() <= now
-        revoked = self._revocations.find(serial=leaf.serial_number) is not None
+        revoked = self.revocations.find(serial=leaf.serial_number) is not None
         errors = []
         if not self._is_ours(leaf):
             errors.append("it was not issued by an authority that is trusted here")
@@ -180,30 +172,30 @@ class CertificateMethods:
         self, request: pi.CreateCertificateRequestRequest, context: CallContext
     ) -> pi.CertificateRequest:
         actor = context.principal.name
-        made = await self._requests.create(ca_wire.requested(request, actor=actor), actor=actor)
+        made = await self.requests.create(ca_wire.requested(request, actor=actor), actor=actor)
         return ca_wire.request(made)
 
     async def ProcessCertificateRequest(
         self, request: pi.ProcessCertificateRequestRequest, context: CallContext
     ) -> pi.Certificate:
         """The certificate that was issued; an empty one where the request was rejected, as was ordered."""
-        decided = await self._requests.process(
+        decided = await self.requests.process(
             _id(request.id), approve=request.approve, actor=context.principal.name
         )
         status = request_status(decided)
         if status.state is RequestState.FAILED:
             raise FailedPrecondition(f"request {decided.name} failed: {status.failure_reason}")
-        issued = self._certificates.get(status.certificate) if status.certificate is not None else None
+        issued = self.certificates.get(status.certificate) if status.certificate is not None else None
         return self._shown(issued) if issued is not None else pi.Certificate()
 
     async def ListCertificateRequests(
         self, request: pi.ListCertificateRequestsRequest, _context: CallContext
     ) -> pi.ListCertificateRequestsResponse:
         kind, state = ca_wire.certificate_type(request.type), ca_wire.request_state(request.status)
-        await self._requests.up_to_date()
+        await self.requests.up_to_date()
         found = [
             one
-            for one in self._requests.all()
+            for one in self.requests.all()
             if (kind is None or one.spec.type is kind)
             and (state is None or request_status(one).state is state)
             and (not request.HasField("node_id") or one.spec.board == request.node_id)
@@ -219,9 +211,9 @@ class CertificateMethods:
     async def GetCertificateStats(
         self, _request: pi.GetCertificateStatsRequest, _context: CallContext
     ) -> pi.CertificateStats:
-        await self._store.settled(CERTIFICATE)
-        now_ns = self._clock.now_ns()
-        found = self._certificates.all()
+        await self.store.settled(CERTIFICATE)
+        now_ns = self.clock.now_ns()
+        found = self.certificates.all()
         states = [ca_wire.state_of(one, now_ns=now_ns) for one in found]
         active = [one for one, state in zip(found, states, strict=True) if state is IssuedState.ACTIVE]
         return pi.CertificateStats(
@@ -237,7 +229,7 @@ class CertificateMethods:
     async def CleanupExpiredCertificates(
         self, _request: pi.CleanupExpiredCertificatesRequest, context: CallContext
     ) -> pi.CleanupExpiredCertificatesResponse:
-        cleaned = await self._requests.clean_up(now_ns=self._clock.now_ns(), actor=context.principal.name)
+        cleaned = await self.requests.clean_up(now_ns=self.clock.now_ns(), actor=context.principal.name)
         days = RETENTION_SECONDS / 86_400
         return pi.CleanupExpiredCertificatesResponse(
             cleaned_count=cleaned, message=f"forgot {cleaned} certificates that expired {days:g} days ago"
@@ -246,16 +238,16 @@ class CertificateMethods:
     # What they share.
 
     def _info(self) -> pi.CAInfo:
-        now_ns = self._clock.now_ns()
-        found: Sequence[Certificate] = self._certificates.all()
+        now_ns = self.clock.now_ns()
+        found: Sequence[Certificate] = self.certificates.all()
         active = sum(ca_wire.state_of(one, now_ns=now_ns) is IssuedState.ACTIVE for one in found)
-        return ca_wire.ca_info(self._authority, issued=len(found), active=active, now_ns=now_ns)
+        return ca_wire.ca_info(self.authority, issued=len(found), active=active, now_ns=now_ns)
 
     def _shown(self, found: Certificate) -> pi.Certificate:
-        return ca_wire.certificate(found, now_ns=self._clock.now_ns())
+        return ca_wire.certificate(found, now_ns=self.clock.now_ns())
 
     def _is_ours(self, leaf: x509.Certificate) -> bool:
-        for member in self._authority.members:
+        for member in self.authority.members:
             try:
                 leaf.verify_directly_issued_by(member.certificate)
             except (ValueError, TypeError, InvalidSignature):

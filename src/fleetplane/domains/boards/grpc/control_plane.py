@@ -6,6 +6,8 @@ certificate says who is calling, and a number in the request may only repeat it.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from fleetplane.domains.boards.access import CONTROLLER
 from fleetplane.domains.boards.grpc.nodes import NodeView
 from fleetplane.domains.boards.inventory.boards import Boards
@@ -35,45 +37,25 @@ AHEAD_NS = 300 * NS
 """How far a board's clock may run ahead of ours; what is later than that happened now."""
 
 
+@dataclass(kw_only=True, slots=True, eq=False, repr=False)
 class ControlService:
-    def __init__(
-        self,
-        *,
-        boards: Boards,
-        clusters: Clusters,
-        presence: BoardPresence,
-        enrolment: BoardEnrolment,
-        synchronisation: Synchronisation,
-        controller: BoardController,
-        provisioner: Provisioner,
-        intake: MetricsIntake,
-        authority: Authority,
-        view: NodeView,
-        clock: Clock,
-        controller_id: str,
-        heartbeat_seconds: float,
-        agent_port: int,
-        revocation_lists: RevocationLists,
-        service_reports: ServiceReports,
-        sets: BoardSets,
-    ) -> None:
-        self._boards = boards
-        self._clusters = clusters
-        self._presence = presence
-        self._enrolment = enrolment
-        self._synchronisation = synchronisation
-        self._controller = controller
-        self._provisioner = provisioner
-        self._intake = intake
-        self._authority = authority
-        self._view = view
-        self._clock = clock
-        self._controller_id = controller_id
-        self._heartbeat_seconds = heartbeat_seconds
-        self._agent_port = agent_port
-        self._revocation_lists = revocation_lists
-        self._service_reports = service_reports
-        self._sets = sets
+    boards: Boards
+    clusters: Clusters
+    presence: BoardPresence
+    enrolment: BoardEnrolment
+    synchronisation: Synchronisation
+    controller: BoardController
+    provisioner: Provisioner
+    intake: MetricsIntake
+    authority: Authority
+    view: NodeView
+    clock: Clock
+    controller_id: str
+    heartbeat_seconds: float
+    agent_port: int
+    revocation_lists: RevocationLists
+    service_reports: ServiceReports
+    sets: BoardSets
 
     # Registration.
 
@@ -82,26 +64,26 @@ class ControlService:
     ) -> pb.RegistrationResponse:
         done = await self._register(request, context)
         if done.board is not None:
-            self._controller.came(done.board, boot_id=request.boot_id)
+            self.controller.came(done.board, boot_id=request.boot_id)
         return wire.registration_response(
             done,
-            node=self._view.node(done.board) if done.board is not None else None,
-            trust_pem=self._authority.trust_pem,
-            heartbeat_seconds=self._heartbeat_seconds,
+            node=self.view.node(done.board) if done.board is not None else None,
+            trust_pem=self.authority.trust_pem,
+            heartbeat_seconds=self.heartbeat_seconds,
         )
 
     async def _register(self, request: pb.NodeRegistration, context: CallContext) -> RegisteredBoard:
         registration = wire.registration(
-            request, peer_address=context.connection.address, default_port=self._agent_port
+            request, peer_address=context.connection.address, default_port=self.agent_port
         )
         identity = credentials.presented(context.connection)
         if identity is None:
-            return await self._enrolment.register(registration)
+            return await self.enrolment.register(registration)
         number = credentials.board_of(context.principal)
         if number is not None:
-            return await self._enrolment.register_again(number, identity.public_key_digest, registration)
+            return await self.enrolment.register_again(number, identity.public_key_digest, registration)
         if CONTROLLER in context.principal.roles:
-            return await self._enrolment.renew_controller(context.principal.name, registration)
+            return await self.enrolment.renew_controller(context.principal.name, registration)
         raise PermissionDenied("an operator's certificate is not a board's")
 
     # Synchronisation.
@@ -109,7 +91,7 @@ class ControlService:
     async def SyncClusterState(
         self, request: pb.ClusterStateRequest, _context: CallContext
     ) -> pb.ClusterStateResponse:
-        page = await self._synchronisation.page(
+        page = await self.synchronisation.page(
             Question(
                 known_revision=request.known_revision,
                 full=request.full,
@@ -120,16 +102,16 @@ class ControlService:
         )
         return pb.ClusterStateResponse(
             clusters=self._clusters_of(page),
-            total_count=len(self._clusters.all()),
+            total_count=len(self.clusters.all()),
             revision=page.revision,
             full=page.full,
             deleted_cluster_ids=page.deleted_clusters,
             deleted_node_ids=page.deleted_boards,
-            leader_id=self._controller_id,
-            timestamp=timestamp(self._clock.now_ns()),
+            leader_id=self.controller_id,
+            timestamp=timestamp(self.clock.now_ns()),
             has_more=page.has_more,
             unassigned_nodes=[
-                self._view.node(board) for board in page.boards if self._cluster_of(board) is None
+                self.view.node(board) for board in page.boards if self._cluster_of(board) is None
             ],
             next_page_token=page.token,
             reason=page.reason,
@@ -143,15 +125,15 @@ class ControlService:
             number = self._cluster_of(board)
             if number is None:
                 continue
-            nodes.setdefault(number, []).append(self._view.node(board))
+            nodes.setdefault(number, []).append(self.view.node(board))
             if number not in found:
-                found[number] = self._clusters.require(number)
+                found[number] = self.clusters.require(number)
         return [wire.cluster(found[number], nodes[number]) for number in sorted(found)]
 
     def _cluster_of(self, board: Board) -> int | None:
         """None as well for a cluster that is gone by now: its deletion follows."""
         number = board.spec.cluster_id
-        return number if number is not None and self._clusters.get(number) is not None else None
+        return number if number is not None and self.clusters.get(number) is not None else None
 
     # Provisioning.
 
@@ -160,12 +142,12 @@ class ControlService:
     ) -> pb.ProvisioningResponse:
         order = wire.order(request)
         if order.board_id is not None:
-            self._boards.require(order.board_id, field="node_id")
+            self.boards.require(order.board_id, field="node_id")
         if order.cluster_id is not None:
-            self._clusters.require(order.cluster_id, field="cluster_id")
+            self.clusters.require(order.cluster_id, field="cluster_id")
         for worker in order.worker_ids:
-            self._boards.require(worker, field="worker_node_ids")
-        answer = await self._provisioner.request(order, actor=context.principal.name)
+            self.boards.require(worker, field="worker_node_ids")
+        answer = await self.provisioner.request(order, actor=context.principal.name)
         return wire.provisioning_response(answer)
 
     # Health.
@@ -176,7 +158,7 @@ class ControlService:
             return await self._service_reported(report, context.principal.name)
         if number is None or report.id not in (0, number):
             raise PermissionDenied("id is not that of the certificate", field="id")
-        board = self._boards.require(number)
+        board = self.boards.require(number)
         state = wire.state(report.status)
         is_agent = report.source in ("", "agent")
         boot_id, sequence = wire.text("boot_id", report.boot_id), report.sequence if is_agent else 0
@@ -189,16 +171,16 @@ class ControlService:
             sequence=sequence,
         )
         answer = self._told_of_revocations(context.principal.name, report) if is_agent else pb.Empty()
-        if not self._presence.is_newer(board, boot_id=boot_id, sequence=sequence):
+        if not self.presence.is_newer(board, boot_id=boot_id, sequence=sequence):
             return answer
-        with self._presence.counting(number, boot_id=boot_id, sequence=sequence, now_ns=self._clock.now_ns()):
-            await self._controller.heard(number, word, actor=context.principal.name)
+        with self.presence.counting(number, boot_id=boot_id, sequence=sequence, now_ns=self.clock.now_ns()):
+            await self.controller.heard(number, word, actor=context.principal.name)
         if is_agent and report.HasField("applied"):
-            desired = await self._sets.heard(self._boards.require(number), report.applied)
+            desired = await self.sets.heard(self.boards.require(number), report.applied)
             if desired is not None:
                 answer.desired.CopyFrom(desired)
         if report.HasField("metrics"):
-            self._intake.metrics(number, history.of_flat(report.metrics, at_ns=self._moment_of(report)))
+            self.intake.metrics(number, history.of_flat(report.metrics, at_ns=self._moment_of(report)))
         return answer
 
     async def _service_reported(self, report: pb.HealthReport, reporter: str) -> pb.Empty:
@@ -214,24 +196,24 @@ class ControlService:
             )
         conditions = wire.checks(report, writer=reporter)
         if report.id:
-            await self._controller.noted(report.id, conditions, actor=reporter)
+            await self.controller.noted(report.id, conditions, actor=reporter)
         else:
-            await self._service_reports.heard(
+            await self.service_reports.heard(
                 ServiceReport(
                     reporter=reporter,
                     service=report.source,
                     conditions=tuple(conditions),
-                    at_ns=self._clock.now_ns(),
+                    at_ns=self.clock.now_ns(),
                 )
             )
         return pb.Empty()
 
     def _told_of_revocations(self, agent: str, report: pb.HealthReport) -> pb.Empty:
         """The list of those who may no longer come in, for an agent that does not have it."""
-        news = self._revocation_lists.heard(agent, report.revocation_list)
+        news = self.revocation_lists.heard(agent, report.revocation_list)
         return pb.Empty(revocation_list=news) if news is not None else pb.Empty()
 
     def _moment_of(self, report: pb.HealthReport) -> int:
-        now_ns = self._clock.now_ns()
+        now_ns = self.clock.now_ns()
         said = wire.moment_ns(report.metrics.timestamp) or wire.moment_ns(report.timestamp)
         return now_ns if said is None or said > now_ns + AHEAD_NS else said

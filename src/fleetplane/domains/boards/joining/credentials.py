@@ -8,7 +8,7 @@ server. Nothing here is stored. Apart from `access`, which a board's agent loads
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from cryptography.hazmat.primitives import serialization
@@ -122,30 +122,22 @@ def fingerprint(authority: Authority) -> str:
 # Who is calling.
 
 
+@dataclass(kw_only=True, slots=True, eq=False, repr=False)
 class Doorkeeper:
     """The authenticators of the listener for boards."""
 
-    def __init__(
-        self,
-        *,
-        authority: Authority,
-        revocations: Revocations,
-        door: Authenticators,
-        clock: Clock,
-        is_known: Callable[[int], bool],
-    ) -> None:
-        """`is_known` says whether there is such a board: its certificate outlives it."""
-        self._authority = authority
-        self._revocations = revocations
-        self._door = door
-        self._clock = clock
-        self._is_known = is_known
+    authority: Authority
+    revocations: Revocations
+    door: Authenticators
+    clock: Clock
+    is_known: Callable[[int], bool]
+    """Whether there is such a board: its certificate outlives it."""
 
     def certificate(self, connection: Connection) -> Principal:
         """The principal of a client certificate of this authority, or of whom the door recognises."""
         if connection.certificates or connection.authorization is None:
             return self._certified(connection)
-        principal = self._door.of_header(connection.authorization)
+        principal = self.door.of_header(connection.authorization)
         here = as_board_caller(principal)
         if not here.roles and not covers(principal.scope, SCOPE):
             raise PermissionDenied(f"the token is for {principal.scope}, not for {SCOPE}")
@@ -159,14 +151,14 @@ class Doorkeeper:
 
     def _certified(self, connection: Connection) -> Principal:
         identity = peer_identity(connection.certificates)
-        if not self._authority.accepts(identity.issuer_key_id):
+        if not self.authority.accepts(identity.issuer_key_id):
             raise Unauthenticated("the authority of this certificate is trusted no more")
-        if identity.not_after <= datetime.fromtimestamp(self._clock.now_ns() / 1e9, UTC):
+        if identity.not_after <= datetime.fromtimestamp(self.clock.now_ns() / 1e9, UTC):
             raise Unauthenticated("the certificate has expired", details={"cause": "expired"})
         principal = principal_in(identity)
-        self._revocations.check(serial=identity.serial, principal=principal.name)
+        self.revocations.check(serial=identity.serial, principal=principal.name)
         board = board_of(principal)
-        if board is not None and not self._is_known(board):
+        if board is not None and not self.is_known(board):
             raise Unauthenticated(f"board {board} is not known any more", details={"cause": "deleted"})
         return principal
 

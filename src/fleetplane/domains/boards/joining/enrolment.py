@@ -101,26 +101,17 @@ class _Attempt:
     touches: list[Key] = field(default_factory=list)
 
 
+@dataclass(slots=True, eq=False)
 class BoardEnrolment:
-    def __init__(
-        self,
-        store: Store,
-        boards: Boards,
-        authority: Authority,
-        join_tokens: JoinTokens,
-        issued: IssuedCertificates,
-        *,
-        certificate_days: float = CERTIFICATE_DAYS,
-    ) -> None:
-        self._store = store
-        self._boards = boards
-        self._authority = authority
-        self._tokens = join_tokens
-        self._issued = issued
-        self._days = certificate_days
+    store: Store
+    boards: Boards
+    authority: Authority
+    join_tokens: JoinTokens
+    issued: IssuedCertificates
+    certificate_days: float = field(kw_only=True, default=CERTIFICATE_DAYS)
 
     def __repr__(self) -> str:
-        return f"<Enrolment certificates={self._days:g}d>"
+        return f"<Enrolment certificates={self.certificate_days:g}d>"
 
     # Those who have shown who they are.
 
@@ -132,7 +123,7 @@ class BoardEnrolment:
             raise PermissionDenied("node_id is not that of the certificate", field="node_id")
         # Its name was chosen when it joined, or by an operator since: that of its machine does not count.
         facts = msgspec.structs.replace(rules.checked(registration.facts).of_machine(), name="")
-        self._boards.require(number)
+        self.boards.require(number)
         attempt = None
         if registration.csr_pem:
             key = proven_key(registration.csr_pem)
@@ -164,7 +155,7 @@ class BoardEnrolment:
     async def register(self, registration: Registration) -> RegisteredBoard:
         if not registration.join_token:
             return await self._come_back(registration)
-        token = self._tokens.find(registration.join_token)
+        token = self.join_tokens.find(registration.join_token)
         if token.spec.purpose is TokenPurpose.CONTROLLER:
             return await self._issue_to_controller(
                 token.spec.board_name, registration, actor=JOINING, token=token
@@ -183,9 +174,9 @@ class BoardEnrolment:
     async def _join(
         self, token: JoinToken, registration: Registration, facts: BoardFacts, key: ProvenKey
     ) -> RegisteredBoard:
-        await self._boards.up_to_date()
-        known = self._boards.recognise(facts)
-        number = number_of(known) if known is not None else await self._boards.numbers.take()
+        await self.boards.up_to_date()
+        known = self.boards.recognise(facts)
+        number = number_of(known) if known is not None else await self.boards.numbers.take()
         attempt = await self._prepare(registration, facts, key, number, is_new=known is None)
 
         def change(draft: Draft) -> RegisteredBoard:
@@ -235,8 +226,8 @@ class BoardEnrolment:
             raise _nobody()
         key = proven_key(registration.csr_pem)
         facts = rules.checked(registration.facts).of_machine()
-        await self._boards.up_to_date()
-        known = self._boards.recognise(facts)
+        await self.boards.up_to_date()
+        known = self.boards.recognise(facts)
         if known is None or registry.status_of(known).key_digest != key.digest:
             raise _nobody()
         number = number_of(known)
@@ -258,16 +249,16 @@ class BoardEnrolment:
         key = proven_key(registration.csr_pem)
         if registration.facts.name not in ("", name):
             raise PermissionDenied(f"the certificate is for controller {name}", field="name")
-        issued = credentials.issue_to_controller(self._authority, key.key, name, days=self._days)
+        issued = credentials.issue_to_controller(self.authority, key.key, name, days=self.certificate_days)
         spec = certificates.described(issued, auto_renew=True)
-        number = await self._issued.numbers.take()
-        touches = self._issued.touches(number)
+        number = await self.issued.numbers.take()
+        touches = self.issued.touches(number)
 
         def change(draft: Draft) -> None:
             if token is not None:
                 used = tokens.use(draft, token.name, key_digest=key.digest)
                 tokens.mark_used(draft, used, f"board-controller/{name}")
-            self._issued.record(draft, number, spec)
+            self.issued.record(draft, number, spec)
 
         if token is not None:
             touches.append(tokens.token_key(token.name))
@@ -279,8 +270,8 @@ class BoardEnrolment:
     async def _prepare(
         self, registration: Registration, facts: BoardFacts, key: ProvenKey, number: int, *, is_new: bool
     ) -> _Attempt:
-        issued = credentials.issue_to_board(self._authority, key.key, number, days=self._days)
-        certificate = await self._issued.numbers.take()
+        issued = credentials.issue_to_board(self.authority, key.key, number, days=self.certificate_days)
+        certificate = await self.issued.numbers.take()
         attempt = _Attempt(
             registration=registration,
             facts=facts,
@@ -293,24 +284,24 @@ class BoardEnrolment:
         )
         attempt.touches = [
             registry.board_key(number),
-            *self._issued.touches(certificate),
+            *self.issued.touches(certificate),
             approvals.approval_key(number, key.digest),
         ]
         if is_new:
-            attempt.touches.append(self._boards.numbers.key)
+            attempt.touches.append(self.boards.numbers.key)
         return attempt
 
     def _admit(self, draft: Draft, attempt: _Attempt, board: Board | None) -> Board:
         came = attempt.registration.came
         if board is None:
-            board = registry.add(draft, self._boards.numbers, attempt.number, attempt.facts, came)
+            board = registry.add(draft, self.boards.numbers, attempt.number, attempt.facts, came)
         else:
             # A board that was written down before may get its place from the token; later, operators decide.
             is_first = registry.status_of(board).registered_at_ns is None
             facts = attempt.facts if is_first else attempt.facts.of_machine()
             board = _came_again(draft, board, facts, came)
         approvals.used(draft, attempt.number, attempt.key.digest)
-        self._issued.record(draft, attempt.certificate, attempt.spec)
+        self.issued.record(draft, attempt.certificate, attempt.spec)
         status = msgspec.structs.replace(
             registry.status_of(board),
             key_digest=attempt.key.digest,
@@ -327,12 +318,12 @@ class BoardEnrolment:
         if done.board is None or known is None:
             return
         if registry.status_of(known).key_digest not in ("", attempt.key.digest):
-            await self._issued.revoke_of_board(
+            await self.issued.revoke_of_board(
                 attempt.number, but=attempt.spec.serial, reason="replaced by another key", actor=JOINING
             )
 
     async def _transact(self, change: Callable[[Draft], R], *, actor: str, touches: Sequence[Key]) -> R:
-        done = await self._store.transact(change, actor=actor, action="boards.register", touches=touches)
+        done = await self.store.transact(change, actor=actor, action="boards.register", touches=touches)
         return done.value
 
 

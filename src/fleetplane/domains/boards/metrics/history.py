@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Final
 
@@ -116,17 +117,16 @@ LATEST_LIMIT: Final = 32
 """Series of one answer about now."""
 
 
+@dataclass(slots=True, eq=False)
 class MetricsHistory:
-    def __init__(
-        self, telemetry: Telemetry | None, *, boards: Boards, links: NodeLinks, clock: Clock
-    ) -> None:
-        self._telemetry = telemetry
-        self._boards = boards
-        self._links = links
-        self._clock = clock
+    telemetry: Telemetry | None
+    _: KW_ONLY
+    boards: Boards
+    links: NodeLinks
+    clock: Clock
 
     def __repr__(self) -> str:
-        return f"<MetricsHistory {self._telemetry!r}>"
+        return f"<MetricsHistory {self.telemetry!r}>"
 
     async def over(self, boards: Collection[int], series: str, stretch: Stretch) -> Sequence[PointBucket]:
         """A series of these boards together, summed up by step."""
@@ -153,7 +153,7 @@ class MetricsHistory:
         """By board and series, the last figure of the last minutes; without those that have none."""
         if len(series) > LATEST_LIMIT:
             raise InvalidArgument(f"more than {LATEST_LIMIT} series", field="series")
-        now_ns = self._clock.now_ns()
+        now_ns = self.clock.now_ns()
         sources = [str(self._number(board)) for board in boards]
         found: dict[int, dict[str, Sample]] = {int(source): {} for source in sources}
         for name in series:
@@ -169,10 +169,10 @@ class MetricsHistory:
 
     async def now(self, board: int, *, asked: CallOrigin) -> BoardMeasurements:
         """As the board measures this moment; raises what its absence stands for."""
-        found = self._boards.require(board)
-        at_ns = self._clock.now_ns()
+        found = self.boards.require(board)
+        at_ns = self.clock.now_ns()
         if status_of(found).speaks_original:
-            nested = await self._links.call(
+            nested = await self.links.call(
                 board,
                 lambda link: link.original.GetSystemMetrics,
                 pi_agent.GetSystemMetricsRequest(),
@@ -184,13 +184,13 @@ class MetricsHistory:
 
     async def flat(self, board: int, *, asked: CallOrigin) -> pb.SystemMetrics:
         """All that one of our own agents says, as it says it."""
-        return await self._links.call(
+        return await self.links.call(
             board, lambda link: link.node.GetSystemMetrics, pb.Empty(), pb.SystemMetrics, asked=asked
         )
 
     async def nested(self, board: int, *, asked: CallOrigin) -> pi_agent.SystemMetrics:
         """In the original's words, which every agent knows."""
-        answer = await self._links.call(
+        answer = await self.links.call(
             board,
             lambda link: link.original.GetSystemMetrics,
             pi_agent.GetSystemMetricsRequest(),
@@ -201,11 +201,11 @@ class MetricsHistory:
 
     async def health(self, board: int, *, asked: CallOrigin) -> pb.HealthStatus:
         """The health that an agent reports; an original agent reports fewer fields."""
-        if not status_of(self._boards.require(board)).speaks_original:
-            return await self._links.call(
+        if not status_of(self.boards.require(board)).speaks_original:
+            return await self.links.call(
                 board, lambda link: link.node.HealthCheck, pb.Empty(), pb.HealthStatus, asked=asked
             )
-        answer = await self._links.call(
+        answer = await self.links.call(
             board,
             lambda link: link.original.AgentHealth,
             pi_agent.AgentHealthRequest(),
@@ -218,13 +218,13 @@ class MetricsHistory:
         return health
 
     def _number(self, board: int) -> int:
-        self._boards.require(board, field="board")
+        self.boards.require(board, field="board")
         return board
 
     def _kept(self) -> Telemetry:
-        if self._telemetry is None:
+        if self.telemetry is None:
             raise Unavailable("this server keeps no metrics")
-        return self._telemetry
+        return self.telemetry
 
 
 def _check_series(series: str) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from enum import StrEnum
 
 import msgspec
@@ -254,14 +255,12 @@ def _collect(host: BoardHost, options: K3sOptions) -> CommandedStep:
     )
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class BoardSurvey:
-    def __init__(
-        self, boards: Boards, clusters: Clusters, places: BoardPaths, policy: ProvisioningPolicy
-    ) -> None:
-        self._boards = boards
-        self._clusters = clusters
-        self._places = places
-        self._policy = policy
+    boards: Boards
+    clusters: Clusters
+    places: BoardPaths
+    policy: ProvisioningPolicy
 
     def host(self, work: BoardOperation, *, user: str) -> BoardHost:
         """Where the order said that the board is, whatever the board says by now."""
@@ -273,17 +272,17 @@ class BoardSurvey:
 
     def works(self, order: ProvisioningOrder) -> tuple[BoardOperation, ...]:
         if order.cluster_id is not None:
-            self._clusters.require(order.cluster_id, field="cluster_id")
+            self.clusters.require(order.cluster_id, field="cluster_id")
         works: list[BoardOperation] = []
         if order.board_id is not None:
-            board = self._boards.require(order.board_id, field="node_id")
+            board = self.boards.require(order.board_id, field="node_id")
             works.append(self._work(order, order.board_id, order.role or board.spec.role))
         elif order.cluster_id is not None:
-            members = self._boards.in_cluster(order.cluster_id)
+            members = self.boards.in_cluster(order.cluster_id)
             ordered = sorted(members, key=lambda board: board.spec.role is not BoardRole.MASTER)
             works += [self._work(order, int(board.name), board.spec.role) for board in ordered]
         for number in order.worker_ids:
-            self._boards.require(number, field="worker_node_ids")
+            self.boards.require(number, field="worker_node_ids")
             if all(work.board != number for work in works):
                 works.append(self._work(order, number, BoardRole.WORKER))
         if not 1 <= len(works) <= BOARDS_LIMIT:
@@ -291,7 +290,7 @@ class BoardSurvey:
         return tuple(works)
 
     def _work(self, order: ProvisioningOrder, number: int, role: BoardRole) -> BoardOperation:
-        spec = self._boards.require(number).spec
+        spec = self.boards.require(number).spec
         address = confirmed_address(
             number, recorded=spec.confirmed_address, reported=spec.ip_address, given=order.addresses
         )
@@ -306,16 +305,16 @@ class BoardSurvey:
         host = self.host(work, user=user)
         match spec.action:
             case ProvisioningAction.CHECK:
-                return check(self._places)
+                return check(self.places)
             case ProvisioningAction.DEPROVISION:
-                return uninstall(host, spec.options, self._places)
+                return uninstall(host, spec.options, self.places)
         return install(
             host,
             work.role,
             spec.options,
-            self._policy.installer(spec.options),
+            self.policy.installer(spec.options),
             server_url=self.server_url(spec),
-            places=self._places,
+            places=self.places,
         )
 
     def server_url(self, spec: OperationSpec) -> str:
@@ -324,7 +323,7 @@ class BoardSurvey:
             return spec.options.server_url
         servers = [work.address for work in spec.works if work.role is BoardRole.MASTER]
         if not servers and spec.cluster_id is not None:
-            members = self._boards.in_cluster(spec.cluster_id)
+            members = self.boards.in_cluster(spec.cluster_id)
             servers = [
                 board.spec.confirmed_address
                 for board in members
@@ -333,10 +332,10 @@ class BoardSurvey:
         if servers:
             address = servers[0]
             return f"https://{f'[{address}]' if ':' in address else address}:{API_PORT}"
-        cluster = self._clusters.get(spec.cluster_id) if spec.cluster_id is not None else None
+        cluster = self.clusters.get(spec.cluster_id) if spec.cluster_id is not None else None
         if spec.action is not ProvisioningAction.PROVISION:
             return ""
         if cluster is None or not cluster.spec.master_endpoint:
             raise FailedPrecondition("a worker needs a cluster with a server to join")
-        self._policy.require_server(cluster.spec.master_endpoint)  # anyone who may edit clusters wrote it
+        self.policy.require_server(cluster.spec.master_endpoint)  # anyone who may edit clusters wrote it
         return cluster.spec.master_endpoint

@@ -35,7 +35,7 @@ from fleetplane.domains.boards.rest.common import (
     reference,
     spelled_as,
 )
-from fleetplane.domains.boards.rest.shapes.certificates import (
+from fleetplane.domains.boards.rest.shapes.telemetry import (
     AuthorityCertificate,
     CertificateCounts,
     CertificateFields,

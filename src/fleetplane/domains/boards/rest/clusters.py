@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -65,19 +66,12 @@ class CredentialBody(msgspec.Struct, forbid_unknown_fields=True):
     password: str = ""
 
 
+@dataclass(kw_only=True, slots=True, eq=False, repr=False)
 class SecretRoutes:
-    def __init__(
-        self,
-        *,
-        boards: Boards,
-        credentials: SshCredentials,
-        secrets: ClusterSecrets,
-        disclosures: Disclosures,
-    ) -> None:
-        self._boards = boards
-        self._credentials = credentials
-        self._secrets = secrets
-        self._disclosures = disclosures
+    boards: Boards
+    credentials: SshCredentials
+    secrets: ClusterSecrets
+    disclosures: Disclosures
 
     def routes(self) -> Sequence[Route]:
         return (
@@ -129,7 +123,7 @@ class SecretRoutes:
 
     async def list(self, _call: BoardCall) -> Answer[CredentialNames]:
         """List stored SSH credentials, by name."""
-        names = await self._credentials.names()
+        names = await self.credentials.names()
         return Answer(
             content=CredentialNames(
                 credentials=[CredentialName(name=name) for name in names], count=len(names)
@@ -147,12 +141,12 @@ class SecretRoutes:
             password=body.password,
             known_hosts=body.known_hosts,
         )
-        await self._credentials.put(name, credential, actor=actor(call))
+        await self.credentials.put(name, credential, actor=actor(call))
         return Answer(content=KeptCredential(name=name, message="kept"))
 
     async def delete(self, call: BoardCall) -> Answer[None]:
         """Delete an SSH credential."""
-        await self._credentials.delete(call.path["name"], actor=actor(call))
+        await self.credentials.delete(call.path["name"], actor=actor(call))
         return Answer(content=None)
 
     async def token(self, call: BoardCall) -> Answer[ClusterToken]:
@@ -168,15 +162,15 @@ class SecretRoutes:
         return await self._show_kubeconfig(call, self._cluster_of(number_in(call)))
 
     async def _show_token(self, call: BoardCall, cluster: int) -> Answer[ClusterToken]:
-        await self._disclosures.note(cluster, "cluster_token", actor=call.caller.name)
-        return Answer(content=ClusterToken(cluster_token=await self._secrets.token(cluster)))
+        await self.disclosures.note(cluster, "cluster_token", actor=call.caller.name)
+        return Answer(content=ClusterToken(cluster_token=await self.secrets.token(cluster)))
 
     async def _show_kubeconfig(self, call: BoardCall, cluster: int) -> Answer[Kubeconfig]:
-        await self._disclosures.note(cluster, "kubeconfig", actor=call.caller.name)
-        return Answer(content=Kubeconfig(kubeconfig=await self._secrets.kubeconfig(cluster)))
+        await self.disclosures.note(cluster, "kubeconfig", actor=call.caller.name)
+        return Answer(content=Kubeconfig(kubeconfig=await self.secrets.kubeconfig(cluster)))
 
     def _cluster_of(self, board: int) -> int:
-        cluster = self._boards.require(board).spec.cluster_id
+        cluster = self.boards.require(board).spec.cluster_id
         if cluster is None:
             raise FailedPrecondition(f"board {board} belongs to no cluster")
         return cluster

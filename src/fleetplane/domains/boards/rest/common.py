@@ -34,7 +34,7 @@ class BoardShape(msgspec.Struct, frozen=True, kw_only=True):
     """Part of an answer. Field order is the order on the wire."""
 
 
-S = TypeVar("S", bound=BoardShape)
+S = TypeVar("S", bound=msgspec.Struct)
 
 
 def projected(shape: type[S], *sources: object, **given: object) -> S:

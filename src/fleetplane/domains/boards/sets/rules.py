@@ -16,6 +16,7 @@ import msgspec
 from fleetplane.domains.boards.debian import PACKAGES_LIMIT, check_packages
 from fleetplane.domains.boards.kinds import SCOPE, BoardsSpec
 from fleetplane.domains.boards.rules import TEXT_LIMIT
+from fleetplane.domains.boards.wire.message_json import filled
 from fleetplane.fleet import selectors
 from fleetplane.fleet.selectors import Facts
 from fleetplane.gen.boards import boards_pb2 as pb
@@ -260,22 +261,12 @@ def message(name: str, version: str, content: bytes) -> pb.DesiredState:
     return pb.DesiredState(
         set=name,
         version=version,
-        programs=[
-            pb.DesiredProgram(
-                name=one.name,
-                command=one.command,
-                args=one.args,
-                environment=one.environment,
-                working_dir=one.working_dir,
-                up_seconds=one.up_seconds,
-            )
-            for one in found.programs
-        ],
+        programs=[filled(pb.DesiredProgram, one) for one in found.programs],
         pins=[
             pb.DesiredPin(pin=one.pin, state=pb.GPIORequest.HIGH if one.level else pb.GPIORequest.LOW)
             for one in found.pins
         ],
-        packages=[pb.DesiredPackage(name=one.name, version=one.version) for one in found.packages],
+        packages=[filled(pb.DesiredPackage, one) for one in found.packages],
     )
 
 

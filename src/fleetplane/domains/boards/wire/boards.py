@@ -6,7 +6,7 @@ Both families have the same nodes, states and roles; where they differ, the func
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -51,7 +51,7 @@ CONFIG_LIMIT = 64
 MOMENT_LIMIT_SECONDS = 253_402_300_800
 """The year 10000, where a Timestamp ends."""
 
-_STATES: Final = enum_table(BoardState, pi.NodeStatus, "NODE_STATUS_")
+_STATES: Final[Mapping[BoardState, pi.NodeStatus]] = enum_table(BoardState, pi.NodeStatus, "NODE_STATUS_")
 _ROLES: Final = enum_table(BoardRole, pi.NodeRole, "NODE_ROLE_")
 _CLUSTER_STATES: Final = enum_table(ClusterState, pi.ClusterStatus, "CLUSTER_STATUS_")
 _ACTIONS: Final = {

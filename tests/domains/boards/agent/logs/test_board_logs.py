@@ -22,8 +22,7 @@ from fleetplane.domains.boards.agent.logs import entries as patterns
 from fleetplane.domains.boards.agent.logs import logs
 from fleetplane.domains.boards.agent.logs.entries import Level, LogEntry, Redaction, query
 from fleetplane.domains.boards.agent.logs.journal import SystemJournal, parse
-from fleetplane.domains.boards.agent.logs.logs import EntryTail, Logs, Queue
-from fleetplane.domains.boards.agent.logs.ring import LogRing, RingReader
+from fleetplane.domains.boards.agent.logs.logs import EntryTail, LogRing, Logs, Queue, RingReader
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.errors import (
     FailedPrecondition,

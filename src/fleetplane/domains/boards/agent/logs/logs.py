@@ -1,8 +1,11 @@
 """Logs of this node as one stream: what is there, then what comes, from one source or several.
 
-What is there is read at the reader's pace, so nothing of it is lost. What comes does not wait: between
-the sources and a slow reader stands a queue with a bound, and when that is full the oldest go and are
-counted. A stream that follows says something every half minute, so that both sides know it is alive.
+Existing entries are read at the reader's pace, so none is lost. New entries do not wait: between the sources
+and a slow reader stands a bounded queue, which drops its oldest entries and counts them. A stream that
+follows sends a sign of life every half minute, so that both sides know it is alive.
+
+The agent's own latest entries are kept in memory, as the one log source that every node has. Any thread adds
+to them; they are read on the loop.
 """
 
 from __future__ import annotations
@@ -10,11 +13,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import heapq
+import threading
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, MutableMapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from fleetplane.domains.boards.agent.logs.entries import (
     AGENT,
@@ -22,16 +27,120 @@ from fleetplane.domains.boards.agent.logs.entries import (
     JOURNAL,
     KERNEL,
     EntryQuery,
+    Level,
     LogEntry,
     Redaction,
+    clipped,
     make_cursor,
 )
 from fleetplane.domains.boards.agent.logs.files import FileReader, LogFile
 from fleetplane.domains.boards.agent.logs.journal import SystemJournal
-from fleetplane.domains.boards.agent.logs.ring import LogRing, RingReader
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError, InvalidArgument
 from fleetplane.node.tasks import beside
+
+ENTRIES_LIMIT: Final = 1000
+VALUE_LIMIT: Final = 512
+UNIT: Final = "fleetplane-agent"
+_LEVELS: Final = {
+    "debug": Level.DEBUG,
+    "info": Level.INFO,
+    "warning": Level.WARNING,
+    "error": Level.ERROR,
+    "exception": Level.ERROR,
+    "critical": Level.CRITICAL,
+}
+
+
+class LogRing:
+    """A ring of log entries that is also a structlog processor, placed before the renderer."""
+
+    def __init__(self, clock: Clock, *, run: str, hostname: str = "", limit: int = ENTRIES_LIMIT) -> None:
+        """`run` tells this run of the agent from others: positions are only good within it."""
+        self._clock = clock
+        self._run = run
+        self._hostname = hostname
+        self._kept: deque[LogEntry] = deque(maxlen=limit)
+        self._count = 0
+        self._adding = threading.Lock()  # guards: as many were counted as were kept
+        self._arrived = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """Of whoever waits for entries."""
+
+    def __repr__(self) -> str:
+        return f"<LogRing {len(self._kept)} of {self._count}>"
+
+    def __call__(
+        self, _logger: object, name: str, event: MutableMapping[str, Any]
+    ) -> MutableMapping[str, Any]:
+        self.add(name, event)
+        return event
+
+    def add(self, level: str, event: MutableMapping[str, Any]) -> None:
+        message, _ = clipped(str(event.get("event", "")))
+        fields = {
+            str(name): str(value)[:VALUE_LIMIT]
+            for name, value in event.items()
+            if name not in ("event", "level", "timestamp")
+        }
+        at_ns = self._clock.now_ns()
+        with self._adding:
+            self._count += 1
+            self._kept.append(
+                LogEntry(
+                    at_ns=at_ns,
+                    message=message,
+                    source=AGENT,
+                    position=f"{self._run}:{self._count}",
+                    level=_LEVELS.get(level, Level.INFO),
+                    unit=UNIT,
+                    hostname=self._hostname,
+                    fields=fields,
+                )
+            )
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the loop is closed: the process is ending
+                self._loop.call_soon_threadsafe(self._arrived.set)
+
+    def after(self, count: int) -> tuple[list[LogEntry], int]:
+        """What came after the first `count` entries and is still kept, and how many came in all."""
+        with self._adding:
+            new = min(self._count - count, len(self._kept))
+            return (list(self._kept)[-new:] if new > 0 else []), self._count
+
+    async def arrival(self, count: int) -> None:
+        """Wait until more than the first `count` entries came."""
+        self._loop = asyncio.get_running_loop()
+        self._arrived.clear()
+        if self._count <= count:  # looked at last: whoever adds one from now on wakes us
+            await self._arrived.wait()
+
+    def count_in(self, position: str) -> int:
+        run, _, count = position.partition(":")
+        return int(count) if run == self._run and count.isdecimal() and len(count) < 16 else 0
+
+
+class RingReader:
+    def __init__(self, ring: LogRing, query: EntryQuery) -> None:
+        self.source = AGENT
+        self._ring = ring
+        self._seen = ring.count_in(query.positions.get(AGENT, ""))
+
+    def __repr__(self) -> str:
+        return f"<RingReader after {self._seen}>"
+
+    async def backlog(self) -> AsyncGenerator[LogEntry, None]:
+        entries, self._seen = self._ring.after(self._seen)
+        for entry in entries:
+            yield entry
+
+    async def follow(self) -> AsyncGenerator[LogEntry, None]:
+        while True:
+            entries, self._seen = self._ring.after(self._seen)
+            for entry in entries:
+                yield entry
+            await self._ring.arrival(self._seen)
+
 
 QUEUE_ENTRIES: Final = 1000
 QUEUE_BYTES: Final = 8 * 1024 * 1024

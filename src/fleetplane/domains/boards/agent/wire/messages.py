@@ -18,6 +18,7 @@ from fleetplane.domains.boards.agent.logs import entries as log_entries
 from fleetplane.domains.boards.agent.logs.entries import EntryQuery, LogEntry
 from fleetplane.domains.boards.agent.pins.lines import PinState, SeenLevel
 from fleetplane.domains.boards.agent.pins.rules import PinOperation
+from fleetplane.domains.boards.wire.message_json import filled
 from fleetplane.gen.boards import boards_pb2 as pb
 from fleetplane.gen.pi_agent import pi_agent_pb2 as pi
 from fleetplane.kernel.errors import InvalidArgument
@@ -175,18 +176,13 @@ def command_response(outcome: ProgramOutcome) -> pb.CommandResponse:
         reason, words = "EXIT_CODE", f"it ended with code {ended.exit_code}"
     else:
         reason, words = "", "done"
-    return pb.CommandResponse(
+    return filled(
+        pb.CommandResponse,
+        ended,
+        outcome,
         success=not reason,
         message=words,
-        exit_code=ended.exit_code,
-        stdout=ended.stdout,
-        stderr=ended.stderr,
-        stdout_truncated=ended.stdout_truncated,
-        stderr_truncated=ended.stderr_truncated,
-        started_at=timestamp(outcome.started_at_ns),
         duration=duration,
-        timed_out=ended.timed_out,
-        signal=ended.signal,
         reason=reason,
     )
 
@@ -221,18 +217,8 @@ def _moment_ns(field: str, said: Timestamp) -> int:
 
 
 def log_entry(entry: LogEntry) -> pb.LogEntry:
-    return pb.LogEntry(
-        timestamp=timestamp(entry.at_ns),
-        level=pb.LogEntry.LogLevel.Name(entry.level),
-        message=entry.message,
-        unit=entry.unit,
-        source=entry.source,
-        hostname=entry.hostname,
-        pid=entry.pid,
-        cursor=entry.cursor,
-        fields=entry.fields,
-        dropped=entry.dropped,
-    )
+    level = pb.LogEntry.LogLevel.Name(entry.level)
+    return filled(pb.LogEntry, entry, timestamp=timestamp(entry.at_ns), level=level)
 
 
 def health_status(
