@@ -11,10 +11,11 @@ from support.boards.boards_rig import BoardsRig
 from fleetplane.domains.boards.inventory.boards import status_of
 from fleetplane.domains.boards.kinds import AgentDialect, BoardState, BoardStatus
 from fleetplane.domains.boards.logs import relay
+from fleetplane.domains.boards.wire.message_json import enum_table, filled, known
 from fleetplane.gen.boards import boards_pb2 as pb
 from fleetplane.gen.pi_controller import pi_controller_pb2 as pi
 from fleetplane.gen.pi_controller import pi_controller_pb2_grpc
-from fleetplane.kernel.errors import Unimplemented
+from fleetplane.kernel.errors import InvalidArgument, Unimplemented
 
 
 async def test_an_agent_of_ours_is_one_however_it_is_spoken_to_afterwards(rig: BoardsRig) -> None:
@@ -68,3 +69,24 @@ async def test_the_dialect_decides_what_is_asked_and_the_transport_only_without_
             relay._check(board, pb.LogFilter())
     else:
         relay._check(board, pb.LogFilter())
+
+
+def test_a_message_is_filled_from_its_sources_and_a_field_without_one_is_an_error() -> None:
+    class Step:
+        name, message, started_at_ns, finished_at_ns = "3/install", "done", 1_500_000_000, None
+
+    made = filled(pb.ProvisioningStep, Step, state=pb.ProvisioningStep.READY)
+    assert (made.name, made.message, made.state) == ("3/install", "done", pb.ProvisioningStep.READY)
+    assert (made.started_at.seconds, made.started_at.nanos) == (1, 500_000_000)
+    assert not made.HasField("finished_at")
+    with pytest.raises(TypeError, match="nothing fills state of ProvisioningStep"):
+        filled(pb.ProvisioningStep, Step)
+
+
+def test_enums_of_messages_have_the_names_of_ours() -> None:
+    table = enum_table(BoardState, pi.NodeStatus, "NODE_STATUS_")
+    assert table[BoardState.NOT_READY] == pi.NODE_STATUS_NOT_READY
+    assert known(pi.NODE_STATUS_READY, table, "status") is BoardState.READY
+    assert known(pi.NODE_STATUS_UNSPECIFIED, table, "status") is None
+    with pytest.raises(InvalidArgument, match="status 99 is not known"):
+        known(99, table, "status")

@@ -193,6 +193,8 @@ class BoardSelf:
             join_token=token,
             csr_pem=csr_pem,
             node_id=str(node_id or ""),
+            role=None,  # an operator or the token says what the board is for
+            cluster_id=None,
         )
 
     def digest(self) -> str:
