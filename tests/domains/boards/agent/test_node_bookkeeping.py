@@ -332,7 +332,7 @@ async def test_a_new_identity_that_could_not_be_taken_up_is_taken_up_with_the_ne
         raise Unavailable("far enough")
 
     membership = SimpleNamespace(node_id=1)
-    monkeypatch.setattr(reporters, "Registrar", Renews)
+    monkeypatch.setattr(reporters, "BoardRegistrar", Renews)
     reporter = BoardReporter(
         node=cast("Any", SimpleNamespace(clock=SystemClock())),
         folder=cast("Any", SimpleNamespace(credentials=out_of_reach)),
