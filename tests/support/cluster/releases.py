@@ -94,7 +94,7 @@ async def sealed_from_its_level_on(cluster: ServerCluster) -> tuple[int, int]:
             number = page.groups[-1].mark.number
             for row in (row for group in page.groups for row in group.log):
                 if row.kind == LEVEL.name:
-                    if msgspec.msgpack.decode(row.body)["spec"]["level"] >= NEXT_LEVEL:
+                    if msgspec.msgpack.decode(row.body)["spec"]["number"] >= NEXT_LEVEL:
                         raised.append(row.revision)
                 elif row.kind == EDGE_GROUP.name:
                     sealed[row.revision] = bool(msgspec.msgpack.decode(row.body)["spec"].get(SEAL))
