@@ -189,7 +189,7 @@ class Blueprint:
     explain: Mapping[str, ExplainedKind] = field(default_factory=dict)
     """By a word for the kind, such as `agent`: things about which `fleetplane explain` can be asked."""
     readers: Callable[[Any], Readers[Any]] | None = None
-    """From the running domain to those who may ask over REST; without it only the server's owner asks."""
+    """From the running domain to those who may ask at `/v1/fleet`; without it nobody may there."""
     freeze: Freezable | None = None
     """What a freeze stops; None for a domain that does nothing by itself."""
     resources: Sequence[AnyPublicResource] = ()

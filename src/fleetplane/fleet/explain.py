@@ -158,7 +158,7 @@ class DomainExplainers(Generic[C]):
     """What one running domain can be asked."""
 
     readers: Readers[C] | None
-    """None where only the server's owner asks."""
+    """None where nobody asks at `/v1/fleet`."""
     kinds: Mapping[str, tuple[ExplainedKind, Explainer]]
 
 
@@ -173,7 +173,7 @@ class FleetExplanations:
         return f"<FleetExplanations {' '.join(sorted(self.domains))}>"
 
     def for_owner(self, domain: str, kind: str, name: str, *, scope: str = "") -> Explained:
-        """Explain for the owner of the server's socket, who may read everything."""
+        """Explain without asking for rights: the caller has checked them, or is the server itself."""
         _, explainer = self._kind(domain, kind)
         _check(name, scope)
         return self._explained(domain, kind, explainer, explainer.locate(scope, name), name)
