@@ -44,9 +44,9 @@ from fleetplane.domains.instances.records.listener_activity import Activity
 from fleetplane.domains.instances.records.reports import InstanceReports
 from fleetplane.domains.instances.releases import AUDIENCE
 from fleetplane.domains.instances.resources import RESOURCES
-from fleetplane.domains.instances.rest.assembly import InstanceRest
 from fleetplane.domains.instances.rest.overview import Overview
 from fleetplane.domains.instances.rest.remote import RemoteCalls
+from fleetplane.domains.instances.rest.routes import InstanceRest
 from fleetplane.domains.instances.rollout import GroupTemplates
 from fleetplane.domains.instances.rules import quotas
 from fleetplane.domains.instances.rules.workload import SERVER_NAME

@@ -13,7 +13,7 @@ from fleetplane.domains.instances.configuration.merge import EffectiveGroup
 from fleetplane.domains.instances.configuration.templates import template as templates
 from fleetplane.domains.instances.configuration.templates.functions import TemplateInvalid
 from fleetplane.domains.instances.kinds import GroupOverride, HealthReport, Instance, tenant_of
-from fleetplane.domains.instances.live.complaints import Trouble
+from fleetplane.domains.instances.live.errors import Trouble
 from fleetplane.domains.instances.rules import decide as rules
 from fleetplane.gen.fleetplane.instances.v1 import early_pb2
 from fleetplane.gen.nstance.v1 import agent_pb2, operator_pb2

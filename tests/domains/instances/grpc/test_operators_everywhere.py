@@ -315,7 +315,7 @@ def test_an_error_that_any_server_meets_is_told_by_all_once(tmp_path: Path) -> N
 def test_a_tenant_keeps_so_many_errors_and_the_oldest_give_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fleetplane.domains.instances.live.complaints.KEPT", 20)
+    monkeypatch.setattr("fleetplane.domains.instances.live.errors.KEPT", 20)
 
     async def work(servers: Servers) -> None:
         for number in range(60):

@@ -10,9 +10,13 @@ from types import ModuleType
 import pytest
 
 from fleetplane.domains.instances.providers import registry
-from fleetplane.domains.instances.providers.contract import Provider, ProviderContext, ProviderStatus
+from fleetplane.domains.instances.providers.contract import (
+    Provider,
+    ProviderContext,
+    ProviderStatus,
+    ids_after,
+)
 from fleetplane.domains.instances.providers.mock.provider import MockProvider
-from fleetplane.domains.instances.providers.paging import ids_after
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.errors import SettingsError
 

@@ -17,8 +17,7 @@ from functools import partial
 from fleetplane.domains.instances import wire
 from fleetplane.domains.instances.grpc.operator_groups import OperatorGroups, Statuses
 from fleetplane.domains.instances.kinds import GROUP, INSTANCE, Instance, tenant_scope
-from fleetplane.domains.instances.live.complaints import Trouble
-from fleetplane.domains.instances.live.errors import ErrorFeed
+from fleetplane.domains.instances.live.errors import ErrorFeed, Trouble
 from fleetplane.domains.instances.records.groups import Groups
 from fleetplane.domains.instances.wire import EventGeneration
 from fleetplane.gen.nstance.v1 import operator_pb2

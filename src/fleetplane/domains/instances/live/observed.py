@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 
 from fleetplane.domains.instances.kinds import tenant_of
-from fleetplane.domains.instances.live.complaints import Trouble
-from fleetplane.domains.instances.live.errors import REMEMBERED_LIMIT
+from fleetplane.domains.instances.live.errors import REMEMBERED_LIMIT, Trouble
 from fleetplane.fleet.resources.declaration import LogCall, LogLine
 from fleetplane.kernel.errors import InvalidArgument
 from fleetplane.kernel.values.times import spelled

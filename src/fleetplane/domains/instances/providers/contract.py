@@ -15,11 +15,14 @@ everything else, and `conformance` tries each of them:
 
 A `provider_id` may be empty in any call: the answer that would have named it was lost. The
 instance is then found by its instance id.
+
+`ids_after` serves providers that keep their own list of instances, sorted by id.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -347,3 +350,15 @@ class Provider(Protocol):
     def is_spot(self, args: Mapping[str, object]) -> bool:
         """Whether a machine with these arguments may be taken away at short notice."""
         ...
+
+
+def ids_after(ids: Sequence[str], token: str, limit: int) -> tuple[Sequence[str], str]:
+    """The page of sorted `ids` that follows `token`, and the token of the next one.
+
+    A token is the last id of its page, so that neither a deletion nor a creation in between
+    moves the others: none is given twice and none that stays is skipped.
+    """
+    limit = max(1, min(limit, PAGE_LIMIT_MAX))
+    start = bisect_right(ids, token) if token else 0
+    page = ids[start : start + limit]
+    return page, page[-1] if start + limit < len(ids) else ""

@@ -13,7 +13,7 @@ import msgspec
 
 from fleetplane.domains.instances.configuration.merge import EffectiveGroup
 from fleetplane.domains.instances.kinds import Instance, InstanceStatus, tenant_of
-from fleetplane.domains.instances.live.complaints import Trouble
+from fleetplane.domains.instances.live.errors import Trouble
 from fleetplane.domains.instances.records.reports import ReceivedReport
 from fleetplane.domains.instances.rules import decide as rules
 from fleetplane.fleet.explain import ShownFinding

@@ -35,11 +35,11 @@ from fleetplane.domains.instances.providers.contract import (
     ProviderPage,
     ProviderStatus,
     QuotaExhausted,
+    ids_after,
 )
 from fleetplane.domains.instances.providers.local import processes
 from fleetplane.domains.instances.providers.local.records import LocalInstanceRecord, LocalRecords, Stage
 from fleetplane.domains.instances.providers.options import ProviderOptions, parse
-from fleetplane.domains.instances.providers.paging import ids_after
 from fleetplane.domains.instances.providers.without_extras import WithoutExtras
 from fleetplane.kernel.errors import InvalidArgument, SettingsError
 
