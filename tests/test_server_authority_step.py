@@ -14,7 +14,7 @@ from support.gpus.serving import gpus_only
 from fleetplane.kernel.identity import Authority
 from fleetplane.rpc import Listener, ListenerSpec, open_listener
 from fleetplane.server import front, root, serving
-from fleetplane.server.presenting import Presenting
+from fleetplane.server.front import Presenting
 
 SECONDS = 60.0
 

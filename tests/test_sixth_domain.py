@@ -27,7 +27,7 @@ HOUSE = (
     "server/endpoints.py",
     "server/assembly.py",
     "cli/main.py",
-    "cli/agent.py",
+    "cli/lazy.py",
     "agents/running.py",
 )
 

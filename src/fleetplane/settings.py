@@ -26,12 +26,17 @@ from fleetplane.domains.declaration import load as load_reference
 from fleetplane.environment import PREFIX
 from fleetplane.fleet.rollouts.settings import RolloutSettings
 from fleetplane.kernel.errors import SettingsError
-from fleetplane.sections.base import SettingsSection, is_secret, is_secret_file
-from fleetplane.sections.bus import BusSection
-from fleetplane.sections.listeners import ListenerSettings, ListenersSettings
+from fleetplane.sections.base import (
+    ListenerSettings,
+    ListenersSettings,
+    SettingsSection,
+    is_secret,
+    is_secret_file,
+)
 from fleetplane.sections.openid import OpenIDSettings
 from fleetplane.sections.process import (
     AuditSection,
+    BusSection,
     IdentitySettings,
     LogSettings,
     MetricsSettings,

@@ -5,8 +5,14 @@ from pathlib import Path
 import click
 import pytest
 
-from fleetplane.cli.clients.address import LOCAL_SOCKET, SYSTEM_SOCKET, default_address, parse_address
-from fleetplane.cli.parameters import CONDITION, DURATION
+from fleetplane.cli.parameters import (
+    CONDITION,
+    DURATION,
+    LOCAL_SOCKET,
+    SYSTEM_SOCKET,
+    default_address,
+    parse_address,
+)
 from fleetplane.kernel.errors import InvalidArgument
 
 

@@ -10,8 +10,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from fleetplane.cli.output import PrintedTable, emit_table
-from fleetplane.cli.progress import drawing, working
+from fleetplane.cli.output import PrintedTable, drawing, emit_table, working
 
 
 class Terminal(io.StringIO):

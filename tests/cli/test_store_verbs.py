@@ -15,7 +15,7 @@ from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.store import Store, StoreSettings
 from fleetplane.sections.process import AuditSection
 from fleetplane.server.audit_keeper import AuditKeeper, anchors
-from fleetplane.server.keys import MasterKeys
+from fleetplane.server.offline import MasterKeys
 
 CLOCK = SystemClock()
 

@@ -6,19 +6,19 @@ import json
 
 import pytest
 
-from fleetplane.client import logs
-from fleetplane.client.logs import LogLine, LogReader
+from fleetplane.client import watches
+from fleetplane.client.watches import LogLine, LogReader
 from fleetplane.kernel.errors import IntegrityError, InvalidArgument, Unavailable
 
 LINE = {"at": "2026-11-16T04:00:00Z", "level": "error", "source": "nginx_error", "message": "no"}
 
 
 def test_what_is_not_asked_for_is_not_sent() -> None:
-    made = logs.request("boards", "at/tic", scope="/tenants/acme", follow=True, source="kernel")
+    made = watches.request("boards", "at/tic", scope="/tenants/acme", follow=True, source="kernel")
     assert made.target == (
         "/apis/v1/boards/at%2Ftic/logs?scope=%2Ftenants%2Facme&tail=100&follow=true&source=kernel"
     )
-    assert "follow" not in logs.request("boards", "a").target
+    assert "follow" not in watches.request("boards", "a").target
 
 
 def test_events_are_lines_until_the_end() -> None:

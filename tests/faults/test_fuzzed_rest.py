@@ -54,7 +54,7 @@ GROWTH_BYTES = 150 * 1024**2
 WARM_CALLS = 200
 """Before memory is measured for the first time."""
 UNLIMITED = """
-from fleetplane.web.rest import rate
+from fleetplane.web.rest import gateway as rate
 _make = rate.RateLimit.__init__
 rate.RateLimit.__init__ = lambda self, _limit, **more: _make(self, 10**9, **more)
 """

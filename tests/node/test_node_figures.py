@@ -18,8 +18,8 @@ from fleetplane.gen.fleetplane.fleet.v1 import figures_pb2 as pb
 from fleetplane.gen.fleetplane.fleet.v1 import figures_pb2_grpc
 from fleetplane.kernel.errors import Unavailable
 from fleetplane.node import figures
+from fleetplane.node.connection import no_metadata, together
 from fleetplane.node.figures import FigureReporter, HostFigures, Measured
-from fleetplane.node.upgrade.following import no_metadata, together
 from fleetplane.sim.clock import VirtualClock
 
 SECONDS = 60.0

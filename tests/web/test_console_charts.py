@@ -15,7 +15,7 @@ from support.shared.browser_rig import Tab, needs_chromium, tab
 import fleetplane.web
 from fleetplane.rpc import ListenerSpec, open_listener
 from fleetplane.web import documents
-from fleetplane.web.console import console_mounts
+from fleetplane.web.documents import console_mounts
 from fleetplane.web.ops import OpsApp
 
 pytestmark = needs_chromium

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 
 from fleetplane.kernel.access import Permission
-from fleetplane.web.rest import openapi
+from fleetplane.web.rest import family
+from fleetplane.web.rest.bodies import NULL, JsonObjectOrNull, foreign
 from fleetplane.web.rest.routes import Answer, Call, Route, RouteTable, Stream
-from fleetplane.web.rest.values import NULL, JsonObjectOrNull, foreign
 
 READ = Permission("read")
 
@@ -42,7 +42,7 @@ def document() -> dict[str, Any]:
         Route(method="GET", path="/a", handler=show, summary="A", tag="T", permission=READ, answer=Shape),
         Route(method="GET", path="/b", handler=follow, summary="B", tag="T", permission=READ, streams=True),
     )
-    return openapi.document(RouteTable("/v1", routes), title="T", version="1", description="D")
+    return family.openapi_document(RouteTable("/v1", routes), title="T", version="1", description="D")
 
 
 def test_a_pair_is_an_array_of_two_without_items_that_no_generator_reads() -> None:

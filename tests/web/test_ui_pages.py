@@ -15,8 +15,7 @@ from prometheus_client import CollectorRegistry
 
 import fleetplane.web
 from fleetplane.web import documents
-from fleetplane.web.console import console_mounts
-from fleetplane.web.documents import Documents, moved_to
+from fleetplane.web.documents import Documents, console_mounts, moved_to
 from fleetplane.web.ops import Mount, OpsApp
 
 FILES = Path(fleetplane.web.__file__).parent / "files"

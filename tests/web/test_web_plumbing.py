@@ -18,13 +18,11 @@ from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.errors import FleetplaneError, SettingsError
 from fleetplane.kernel.resources import Resource
 from fleetplane.kernel.values.times import spelled as told
-from fleetplane.web import times
 from fleetplane.web.documents import Documents, WebDocument
-from fleetplane.web.metrics import GatewayCollector
 from fleetplane.web.ops import Mount, OpsApp, Readiness
-from fleetplane.web.rest import bodies, openapi
+from fleetplane.web.rest import bodies, family
 from fleetplane.web.rest.app import application
-from fleetplane.web.rest.gateway import Gateway
+from fleetplane.web.rest.gateway import Gateway, GatewayCollector
 from fleetplane.web.rest.pages import Paging, in_order, listing
 from fleetplane.web.rest.problems import Code, ConflictBlocker, Problem, Rejected, refusal
 from fleetplane.web.rest.routes import (
@@ -115,7 +113,7 @@ def test_a_refusal_says_when_to_come_back() -> None:
     ],
 )
 def test_a_moment_is_read_with_its_zone_and_told_in_utc(text: str, spelled: str) -> None:
-    assert told(times.parsed(text, field="from")) == spelled
+    assert told(bodies.parsed(text, field="from")) == spelled
 
 
 @pytest.mark.parametrize(
@@ -123,7 +121,7 @@ def test_a_moment_is_read_with_its_zone_and_told_in_utc(text: str, spelled: str)
 )
 def test_a_moment_that_could_be_anyones_is_refused(text: str) -> None:
     with pytest.raises(Rejected):
-        times.parsed(text, field="from")
+        bodies.parsed(text, field="from")
 
 
 def resource(name: str, revision: int, generation: int = 1) -> Resource[int, int]:
@@ -204,7 +202,7 @@ def test_the_document_tells_parameters_bodies_and_answers() -> None:
             route(public=True),
         ],
     )
-    made = openapi.document(table, title="T", version="1", description="D")
+    made = family.openapi_document(table, title="T", version="1", description="D")
 
     operation = made["paths"]["/x/{id}"]["post"]
     assert made["openapi"] == "3.1.0"

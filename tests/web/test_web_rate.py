@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetplane.web.rest.rate import RestRate
+from fleetplane.web.rest.gateway import RestRate
 
 
 def test_a_fresh_caller_has_the_whole_limit_and_not_one_more() -> None:

@@ -1,4 +1,4 @@
-"""What a command's end means to its caller: one line on stderr and one exit code.
+"""How a command ends: one line on stderr, one exit code, and standard streams that may be closed.
 
 The only place where the command line turns exceptions into words. It does not import gRPC: an
 error of a library that was never loaded cannot have been raised.
@@ -6,11 +6,35 @@ error of a library that was never loaded cannot have been raised.
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 from enum import IntEnum
 
 from fleetplane.kernel.errors import FleetplaneError
+
+
+def hold() -> None:
+    """See to it that descriptors 0, 1 and 2 are taken, whatever we were started with.
+
+    Otherwise the next file to be opened gets the number of the closed stream: a database would then
+    be where some library prints its warnings. What is put in place can be opened, but neither read
+    nor written, so that lost output is an error and not a success.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDONLY if number else os.O_WRONLY)  # the lowest free number
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
+
+
+def silence_stdout() -> None:
+    """Discard further output after its reader has closed the pipe, so that not even the last flush fails."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 class Exit(IntEnum):

@@ -1,4 +1,4 @@
-"""Command groups that know their commands' names and help, and import one only to run it.
+"""Command groups that know their commands' names and help, and import one only to run it; `fleetplane agent`.
 
 `fleetplane --help` must be there before the finger leaves the key; gRPC and SQLAlchemy take longer
 to import than everything else together.
@@ -99,3 +99,17 @@ class DeclaredGroup(LazyGroup):
             for domain in declarations
             for verb in (domain.verbs if self.kind == "verbs" else domain.agents)
         }
+
+
+class AgentVerbs(DeclaredGroup):
+    kind = "agents"
+    entries: ClassVar[Mapping[str, LazyEntry]] = {
+        "launch": LazyEntry(
+            target="fleetplane.cli.upgrades.launch:launch", help="Run an agent that its server can upgrade."
+        )
+    }
+
+
+@click.group(cls=AgentVerbs)
+def agent() -> None:
+    """Run the node side: report on this machine."""

@@ -10,7 +10,7 @@ from typing import ClassVar
 import click
 
 from fleetplane import __version__, environment
-from fleetplane.cli import stdio as streams
+from fleetplane.cli import exits as streams
 from fleetplane.cli.exits import Exit, explain
 from fleetplane.cli.lazy import DeclaredGroup, LazyEntry
 
@@ -23,14 +23,14 @@ class MainVerbs(DeclaredGroup):
             target="fleetplane.cli.demo.demo:demo", help="Start a server with something of every fleet in it."
         ),
         "agent": LazyEntry(
-            target="fleetplane.cli.agent:agent", help="Run the node side: report on this machine."
+            target="fleetplane.cli.lazy:agent", help="Run the node side: report on this machine."
         ),
         "tokens": LazyEntry(
             target="fleetplane.cli.tokens:tokens",
             help="Tokens of those who act on the server from elsewhere.",
         ),
         "revocations": LazyEntry(
-            target="fleetplane.cli.revocations:revocations",
+            target="fleetplane.cli.tokens:revocations",
             help="Which agents know who may no longer come in.",
         ),
         "explain": LazyEntry(target="fleetplane.cli.explain:explain", help="Why is something not happening?"),
@@ -93,7 +93,7 @@ class MainVerbs(DeclaredGroup):
             target="fleetplane.cli.contexts:login", help="Get to know a server, and keep it as a context."
         ),
         "open": LazyEntry(
-            target="fleetplane.cli.resources.open_console:open_console",
+            target="fleetplane.cli.contexts:open_console",
             help="Print a link that opens the console.",
         ),
         "context": LazyEntry(
@@ -108,17 +108,17 @@ class MainVerbs(DeclaredGroup):
             help="Versions of the agents, served to them by the server.",
         ),
         "run": LazyEntry(
-            target="fleetplane.cli.running.fleet_run:run", help="Run a command on boards or edge daemons."
+            target="fleetplane.cli.running.runs:run", help="Run a command on boards or edge daemons."
         ),
         "rollout": LazyEntry(
             target="fleetplane.cli.rollouts:rollout", help="Change something on many agents in waves."
         ),
         "audit": LazyEntry(target="fleetplane.cli.audit:audit", help="Read and verify the audit log."),
         "backup": LazyEntry(
-            target="fleetplane.cli.backup:backup", help="Copy a server's data, checked; it may be running."
+            target="fleetplane.cli.store:backup", help="Copy a server's data, checked; it may be running."
         ),
         "restore": LazyEntry(
-            target="fleetplane.cli.backup:restore", help="Put a backup into place, as a new lineage."
+            target="fleetplane.cli.store:restore", help="Put a backup into place, as a new lineage."
         ),
         "migrate": LazyEntry(
             target="fleetplane.cli.store:migrate", help="Move a stopped server's data to PostgreSQL."

@@ -1,18 +1,114 @@
-"""Option types that several verbs share."""
+"""Options and parameter types that several verbs share: which server, which data directory, which address."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from fleetplane.cli.clients.address import parse_address
 from fleetplane.kernel.errors import InvalidArgument
 from fleetplane.kernel.values import durations
 
 if TYPE_CHECKING:
     from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2
+
+
+SYSTEM_SOCKET = Path("/var/run/device-api/device.sock")
+LOCAL_SOCKET = Path("fleetplane-data/device.sock")
+TCP_ADDRESS = "127.0.0.1:50051"
+
+SOCKET_PATH_LIMIT_BYTES = 107
+"""What fits into the kernel's socket address, less its closing zero byte."""
+
+
+def default_address(exists: Callable[[Path], bool] = Path.exists) -> str:
+    """The system's socket, else the one of a server started in this folder, else the local port.
+
+    Which of them is there changes as servers come and go: ask again for every connection.
+    """
+    for socket in (SYSTEM_SOCKET, LOCAL_SOCKET):
+        if exists(socket):
+            return f"unix://{socket.absolute()}"
+    return TCP_ADDRESS
+
+
+def parse_address(text: str) -> str:
+    """`unix:///path`, a bare path, `host:port`, or `http://host:port` as a ready file spells it."""
+    if text.startswith(("unix:", "/", "./")):
+        path = Path(re.sub("^unix:(//)?", "", text))
+        if not path.name:
+            raise InvalidArgument(f"{text!r} names no socket file", field="address")
+        place = str(path.absolute())
+        if len(place.encode()) > SOCKET_PATH_LIMIT_BYTES:
+            raise InvalidArgument(
+                f"the socket path {place} is longer than {SOCKET_PATH_LIMIT_BYTES} bytes, the system's limit",
+                field="address",
+            )
+        return f"unix://{place}"
+    rest = text.removeprefix("http://").rstrip("/")
+    host, _, port = rest.rpartition(":")
+    if not host or "/" in rest or not port.isdigit() or not 0 < int(port) < 65536:
+        raise InvalidArgument(
+            f"{text!r} is no address", field="address", hint="write unix:///path/to/device.sock or host:port"
+        )
+    return rest
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+data_dir_option = click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path),
+    help="The server's data directory.  [default: ./fleetplane-data]",
+)
+config_option = click.option(
+    "--config",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The server's settings, as TOML: where its master key is.",
+)
+
+
+context_option = click.option(
+    "--context",
+    default="",
+    metavar="NAME",
+    help="A context of `fleetplane context list`.  [env var: FLEETPLANE_CONTEXT; default: the current one]",
+)
+
+
+def owner_flags() -> Sequence[Callable[[F], F]]:
+    """Which server: by its data directory, or by context."""
+    return (
+        click.option(
+            "--data-dir",
+            type=click.Path(path_type=Path),
+            help="Data directory of a server on this machine; the command acts as its owner.  "
+            "[env var: FLEETPLANE_DATA_DIR; default: that of the one server of yours that runs]",
+        ),
+        context_option,
+    )
+
+
+def owner_options(command: F) -> F:
+    """For what is asked at the server's own socket only; the command takes `data_dir`."""
+    from functools import wraps
+
+    @wraps(command)
+    def located(*arguments: Any, data_dir: Path | None, context: str, **named: Any) -> Any:
+        from fleetplane.client.places import Place, owner_directory
+
+        found = owner_directory(Place(context=context, data_dir=data_dir))
+        return command(*arguments, data_dir=found, **named)
+
+    wrapped: Any = located
+    for option in owner_flags():
+        wrapped = option(wrapped)
+    return wrapped  # type: ignore[no-any-return]
+
 
 STATUSES = frozenset({"True", "False", "Unknown"})
 

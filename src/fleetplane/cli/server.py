@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from fleetplane.cli import stdio as streams
+from fleetplane.cli import exits as streams
 
 NEW_OBJECTS = 20_000
 """More than were let go, before Python looks among the newest for what only refers to itself; its default

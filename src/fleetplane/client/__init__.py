@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fleetplane.client.aio import connect as connect
-    from fleetplane.client.logs import LogLine as LogLine
     from fleetplane.client.objects import Change as Change
     from fleetplane.client.objects import Condition as Condition
     from fleetplane.client.objects import Listing as Listing
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from fleetplane.client.requests import Plan as Plan
     from fleetplane.client.requests import Query as Query
     from fleetplane.client.sync import connect as connect_sync
+    from fleetplane.client.watches import LogLine as LogLine
 
 _HOMES = {
     "connect": "aio:connect",

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import httpx
 
-from fleetplane.client import logs, requests
+from fleetplane.client import requests, watches
 from fleetplane.client.calls import (
     ANSWER_LIMIT_BYTES,
     EVENT_LIMIT_BYTES,
@@ -21,13 +21,12 @@ from fleetplane.client.calls import (
     page_of,
     refusal,
 )
-from fleetplane.client.logs import LogLine, LogReader
 from fleetplane.client.objects import Change, Expectation, Listing, Object
 from fleetplane.client.places import Endpoint, Place, resolve
 from fleetplane.client.requests import Plan, Query
 from fleetplane.client.transport import AGENT, QUIET_SECONDS
 from fleetplane.client.trust import refusal_in, trusting
-from fleetplane.client.watches import EventReader, Watch
+from fleetplane.client.watches import EventReader, LogLine, LogReader, Watch
 from fleetplane.kernel.errors import IntegrityError, InvalidArgument, NotFound, Unavailable
 
 
@@ -315,7 +314,7 @@ class Resources:
         `Unavailable` where a log breaks off that was to be followed.
         """
         reader = LogReader()
-        request = logs.request(self.plural, name, scope=scope, **asked)
+        request = watches.request(self.plural, name, scope=scope, **asked)
         async with contextlib.aclosing(self.fleet.events(request)) as events:
             async for _, kind, data in events:
                 if (told := reader.on_event(kind, data)) is not None:

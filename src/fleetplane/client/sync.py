@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Self
 
-from fleetplane.client import logs, requests
+from fleetplane.client import requests, watches
 from fleetplane.client.calls import Request, Response, page_of
-from fleetplane.client.logs import LogLine, LogReader
 from fleetplane.client.objects import Change, Expectation, Listing, Object
 from fleetplane.client.places import Endpoint, Place, resolve
 from fleetplane.client.requests import Plan, Query
 from fleetplane.client.transport import Transport
-from fleetplane.client.watches import EventReader, Watch
+from fleetplane.client.watches import EventReader, LogLine, LogReader, Watch
 from fleetplane.kernel.errors import NotFound, Unavailable
 
 
@@ -232,7 +231,7 @@ class Resources:
         `Unavailable` where a log breaks off that was to be followed.
         """
         reader, events = LogReader(), EventReader()
-        with self.fleet.lines(logs.request(self.plural, name, scope=scope, **asked)) as lines:
+        with self.fleet.lines(watches.request(self.plural, name, scope=scope, **asked)) as lines:
             for line in lines:
                 if (event := events.line(line)) is not None:
                     if (told := reader.on_event(event[1], event[2])) is not None:

@@ -29,7 +29,7 @@ from fleetplane.kernel.stalls import StallDetector
 from fleetplane.kernel.store import Store
 from fleetplane.kernel.telemetry import Telemetry
 from fleetplane.rpc import Authentication, Authenticator, CallStatistics, MethodRow
-from fleetplane.sections.listeners import ListenerSettings
+from fleetplane.sections.base import ListenerSettings
 from fleetplane.web.ops import Mount
 
 

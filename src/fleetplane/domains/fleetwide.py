@@ -62,7 +62,7 @@ from fleetplane.kernel.sessions.metrics import SessionCollector
 from fleetplane.kernel.store.bells.bus import NO_BUS
 from fleetplane.kernel.store.servers.report import ServerReport
 from fleetplane.rpc import Authentication, Authenticator, service_rows
-from fleetplane.web.console import console_mounts
+from fleetplane.web.documents import console_mounts
 from fleetplane.web.ops import Mount
 
 SWEEP_SECONDS = 3600.0

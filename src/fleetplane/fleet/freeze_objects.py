@@ -33,7 +33,7 @@ from fleetplane.kernel.freeze import FREEZE, Freeze, put_freeze
 from fleetplane.kernel.resources import AnyResource
 from fleetplane.kernel.store import Draft
 from fleetplane.kernel.values.times import spelled, spelled_or_null
-from fleetplane.web import times
+from fleetplane.web.rest import bodies as times
 
 
 class FreezeSpecView(ResourceShape, frozen=True, forbid_unknown_fields=True):

@@ -31,8 +31,8 @@ from fleetplane.kernel.errors import NotFound
 from fleetplane.kernel.freeze import EVERY_DOMAIN, Freeze
 from fleetplane.kernel.values.times import spelled, spelled_or_null
 from fleetplane.rpc import Needs
-from fleetplane.web import times
 from fleetplane.web.ops import App, Mount
+from fleetplane.web.rest import bodies
 from fleetplane.web.rest.family import FamilyErrors, FamilyText, LateApp, RestFamily
 from fleetplane.web.rest.gate import OperatorCaller, operator_gate
 from fleetplane.web.rest.routes import Answer, Call, Headers, Query, Route, RouteGroup, RouteTable
@@ -237,7 +237,7 @@ class FleetRest:
         self._check_scope(call)
         expires_at_ns = None
         if body.expires_at is not None:
-            expires_at_ns = times.parsed(body.expires_at, field="expires_at")
+            expires_at_ns = bodies.parsed(body.expires_at, field="expires_at")
         view = call.answering(lambda made: Answer(content=_freezes(made)))
         made = await self._switch.freeze(
             body.scope,

@@ -2,20 +2,49 @@
 
 Owns the rule when waits begin anew: after a session that was *established and* lasted. A connection attempt
 that hangs for a while before it fails is not a good session, and a server that accepts and drops every
-session at once is not tried without pause. How long to wait is the protocol's: a `Waits`.
+session at once is not tried without pause. How long to wait is the protocol's: a `Waits`. A session lends
+its connection and credentials to the upgrader and the reporter of metrics (`Follow`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+import grpc.aio
 
 from fleetplane.kernel.backoff import Backoff
 from fleetplane.kernel.clock import Clock
 from fleetplane.node.link import ServerRefused, causes
 from fleetplane.node.tasks import unless
+
+Metadata = Callable[[], Sequence[tuple[str, str]]]
+Follow = Callable[[grpc.aio.Channel, Metadata], Coroutine[None, None, None]]
+"""Check in, or report, over a connection for as long as it lasts."""
+
+
+async def no_check_in(channel: grpc.aio.Channel, metadata: Metadata) -> None:
+    """For agents that were started without the launcher: they are upgraded as they were installed."""
+    del channel, metadata
+
+
+def no_metadata() -> Sequence[tuple[str, str]]:
+    """Where the connection itself says who calls."""
+    return ()
+
+
+def together(*follows: Follow) -> Follow:
+    """Several at once over the same connection."""
+
+    async def follow(channel: grpc.aio.Channel, metadata: Metadata) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for one in follows:
+                tasks.create_task(one(channel, metadata))
+
+    return follow
+
 
 SPREAD_SECONDS = 2.0
 """Over which agents come back that lost the same server: thousands at once would find the others busy with

@@ -20,9 +20,9 @@ from fleetplane.gen.fleetplane.fleet.v1 import figures_pb2 as pb
 from fleetplane.gen.fleetplane.fleet.v1 import figures_pb2_grpc
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError
+from fleetplane.node.connection import Metadata
 from fleetplane.node.host import proc
 from fleetplane.node.link import words
-from fleetplane.node.upgrade.following import Metadata
 
 CALL_SECONDS: Final = 20.0
 RETRY_SECONDS: Final = 30.0

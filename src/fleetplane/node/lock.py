@@ -15,7 +15,7 @@ from typing import Final
 
 from fleetplane.kernel.errors import SettingsError, Unavailable
 
-FILE_MODE: Final = 0o600
+LOCK_MODE: Final = 0o600
 PID_LIMIT_BYTES: Final = 32
 POLL_SECONDS: Final = 0.1
 """Between attempts, where the lock is waited for."""
@@ -39,7 +39,7 @@ def sole_user(file: Path, *, whose: str, hint: str = "", wait_seconds: float = 0
     used. Raises Occupied after `wait_seconds`, SettingsError where there can be no such file.
     """
     try:
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, LOCK_MODE)
     except OSError as error:
         raise SettingsError(f"{file.parent} cannot be used: {error.strerror}", hint=hint) from error
     try:

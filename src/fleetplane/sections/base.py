@@ -1,4 +1,4 @@
-"""What every table of the configuration file is made of."""
+"""What every table of the configuration file is made of, and the tables of listeners."""
 
 from __future__ import annotations
 
@@ -51,3 +51,38 @@ class SettingsSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     def own_names(self) -> Iterable[str]:
         """Names under which clients look for this server, as this table says."""
         return ()
+
+
+DEFAULT_PLACE = "unix:"
+"""An address that stands for the default socket: the system's for root, else in the data directory."""
+
+
+class ListenerSettings(SettingsSection, frozen=True):
+    addresses: tuple[str, ...] = ()
+    """`host:port` (port 0 picks a free one) or `unix:///path`."""
+    connections: int = 0
+    """Held at once, shared evenly by the addresses; 0: a share of what the process may open."""
+    connections_per_address: int = 0
+    """That one peer's address may hold of them; 0: half."""
+    streams_per_connection: int = 128
+    """Calls under way on one TCP connection. Clients that want more wait, or open another connection."""
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether a listener that may have TLS is to have it: its own setting `tls`."""
+        return bool(getattr(self, "tls", True))
+
+    def __post_init__(self) -> None:
+        at_least("listeners.*.connections", self.connections, 0)
+        at_least("listeners.*.connections_per_address", self.connections_per_address, 0)
+        at_least("listeners.*.streams_per_connection", self.streams_per_connection, 1)
+
+
+class WebListenerSettings(ListenerSettings, frozen=True):
+    addresses: tuple[str, ...] = ("127.0.0.1:8080",)
+
+
+class ListenersSettings(SettingsSection, frozen=True):
+    """The server's own listeners; each domain adds those that it declares."""
+
+    web: WebListenerSettings = WebListenerSettings()

@@ -20,7 +20,7 @@ from fleetplane.kernel.errors import SettingsError
 from fleetplane.kernel.objects import Objects
 from fleetplane.kernel.telemetry import TelemetryLimits
 from fleetplane.kernel.telemetry.values import DAY_SECONDS
-from fleetplane.sections.objects import ObjectStorageSettings
+from fleetplane.sections.process import ObjectStorageSettings
 from fleetplane.settings import Settings, domain_names
 
 if TYPE_CHECKING:

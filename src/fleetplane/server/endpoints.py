@@ -21,7 +21,7 @@ from fleetplane.kernel.errors import SettingsError
 from fleetplane.kernel.identity import Authority
 from fleetplane.rpc import GrpcApp, ListenerSpec, TlsFiles
 from fleetplane.rpc.listening.listeners import CONCURRENT_STREAMS, AsgiApp
-from fleetplane.sections.listeners import DEFAULT_PLACE
+from fleetplane.sections.base import DEFAULT_PLACE
 from fleetplane.settings import Settings
 from fleetplane.web.ops import OpsApp
 

@@ -22,7 +22,7 @@ from fleetplane.kernel.kinds import KERNEL_KINDS
 from fleetplane.kernel.store import Store, StoreSettings, lineage
 from fleetplane.kernel.store.servers.standby import Standby
 from fleetplane.server import assembly, ready_file
-from fleetplane.server.keys import MasterKeys
+from fleetplane.server.offline import MasterKeys
 from fleetplane.server.serving import Announce, RunningServer, Turn
 from fleetplane.settings import Settings
 

@@ -42,16 +42,15 @@ from fleetplane.kernel.telemetry import Telemetry
 from fleetplane.kernel.telemetry.metrics import TelemetryCollector
 from fleetplane.rpc import CallStatistics
 from fleetplane.rpc.listening.doors import ListenerMiddleware
-from fleetplane.sections.objects import ObjectStorageSettings
+from fleetplane.sections.process import ObjectStorageSettings
 from fleetplane.server import assembly, housekeeping, ready_file
 from fleetplane.server.audit_keeper import AuditKeeper, anchors
 from fleetplane.server.front import Front
 from fleetplane.server.grpc_apps import keep_to_rights
-from fleetplane.server.keys import MasterKeys
-from fleetplane.server.offline import DataDirectory
+from fleetplane.server.offline import DataDirectory, MasterKeys
 from fleetplane.server.read_gate import ReadGate, elsewhere
 from fleetplane.settings import Settings
-from fleetplane.web.merged_metrics import MergedMetrics
+from fleetplane.web.metrics_page import MergedMetrics
 from fleetplane.web.ops import Readiness
 
 log = structlog.get_logger(__name__)

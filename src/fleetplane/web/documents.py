@@ -1,7 +1,7 @@
-"""Documents at fixed paths: the OpenAPI document, its interactive page, public keys.
+"""Documents at fixed paths: OpenAPI documents, their interactive page, public keys, and the console's files.
 
 A bare ASGI application. Everything comes from our own origin; the page's policy lets it load
-nothing else.
+nothing else. The console is one page for every resource of `/apis/v1`, made in the browser from discovery.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 import gzip
 import hashlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
 
 from fleetplane.kernel.errors import NotFound
+from fleetplane.web.ops import CONSOLE, Mount
 from fleetplane.web.rest.gateway import App, Receive, Scope, Send
 from fleetplane.web.rest.problems import MethodNotAllowed, refusal
 
@@ -120,3 +121,77 @@ def _file(name: str) -> bytes:
         return (files("fleetplane.web") / "files" / name).read_bytes()
     except FileNotFoundError:  # a library that the build could not bring in
         raise NotFound(f"this server was built without {name}") from None
+
+
+PAGE = CONSOLE
+FILES = f"{PAGE}/console"
+SCRIPT = "text/javascript; charset=utf-8"
+STYLE = "text/css; charset=utf-8"
+MODULES = (
+    "actions.mjs",
+    "api.mjs",
+    "chart.mjs",
+    "combobox.mjs",
+    "completion.mjs",
+    "density.mjs",
+    "detail.mjs",
+    "device.mjs",
+    "dialogs.mjs",
+    "dom.mjs",
+    "editor.mjs",
+    "first.mjs",
+    "following.mjs",
+    "history.mjs",
+    "json_lines.mjs",
+    "keys.mjs",
+    "list.mjs",
+    "logview.mjs",
+    "main.mjs",
+    "model.mjs",
+    "object_form.mjs",
+    "observed.mjs",
+    "overview.mjs",
+    "pages.mjs",
+    "pages/access.mjs",
+    "pages/audit.mjs",
+    "pages/board_programs.mjs",
+    "pages/board_provisioning.mjs",
+    "pages/board_sets.mjs",
+    "pages/boards.mjs",
+    "pages/edge.mjs",
+    "pages/gpus.mjs",
+    "pages/groups.mjs",
+    "pages/host_editor.mjs",
+    "pages/machines.mjs",
+    "pages/proxies.mjs",
+    "pages/proxy_traffic.mjs",
+    "pages/rollouts.mjs",
+    "pages/servers.mjs",
+    "parts.mjs",
+    "plot.mjs",
+    "providers.mjs",
+    "refusals.mjs",
+    "saved.mjs",
+    "schema_form.mjs",
+    "streams.mjs",
+    "yaml.mjs",
+)
+LIBRARIES = {"uPlot.esm.js": SCRIPT, "uPlot.min.css": STYLE}
+"""Of others, brought in by the build; pages load them when they need them, and do without if they must."""
+
+
+def console_mounts() -> Sequence[Mount]:
+    """`/ui/` and the files of the page."""
+    page = file("console/console.html", "text/html; charset=utf-8", cache_seconds=0)
+    by_path: dict[str, WebDocument] = {
+        PAGE: page,
+        f"{PAGE}/": page,
+        f"{PAGE}/device": file("console/device.html", "text/html; charset=utf-8", cache_seconds=0),
+        f"{FILES}/console.css": file("console/console.css", STYLE, cache_seconds=0),
+        f"{PAGE}/live.mjs": file("live.mjs", SCRIPT, cache_seconds=0),
+    }
+    for name in MODULES:
+        by_path[f"{FILES}/{name}"] = file(f"console/{name}", SCRIPT, cache_seconds=0)
+    for name, content_type in LIBRARIES.items():
+        by_path[f"{PAGE}/libraries/{name}"] = file(f"libraries/{name}", content_type, cache_seconds=0)
+    return (Mount(path=PAGE, app=Documents(by_path), summary="the console: every fleet, live"),)

@@ -3,7 +3,8 @@
 Numbers are collected on the event loop, where they belong, and at most once a second however many
 ask; where collecting takes long, less often than that. They are turned into text in a thread, one
 text at a time, and everybody who asks meanwhile gets the same. An address may have a few answers
-under way, and all addresses together a few more: a scraper needs one.
+under way, and all addresses together a few more: a scraper needs one. Families of the same name from
+several domains are merged.
 """
 
 from __future__ import annotations
@@ -23,9 +24,27 @@ from urllib.parse import urlsplit
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
 
 from fleetplane.kernel.clock import Clock, SystemClock
 from fleetplane.kernel.networks import network_of
+
+
+class MergedMetrics(Collector):
+    """A registry takes each name once; domains tell theirs apart by a label."""
+
+    def __init__(self, collectors: Iterable[Collector]) -> None:
+        self._collectors = tuple(collectors)
+
+    def collect(self) -> Iterator[Metric]:
+        families: dict[str, Metric] = {}
+        for collector in self._collectors:
+            for metric in collector.collect():
+                known = families.setdefault(metric.name, metric)
+                if known is not metric:
+                    known.samples.extend(metric.samples)
+        yield from families.values()
+
 
 FRESH_SECONDS: Final = 1.0
 SHARE: Final = 20

@@ -1,8 +1,9 @@
-"""The operator's end of the web listener: `/healthz`, `/livez`, `/readyz`, `/metrics`, and the index at `/`.
+"""The web listener's application: `/healthz`, `/livez`, `/readyz`, `/metrics`, the index at `/`, and mounts.
 
-A bare ASGI application: these must answer while everything else is starting, drowning
-or going down. It is also the listener's front door: what other applications were mounted here
-is passed on to them.
+A bare ASGI application: these must answer while everything else is starting, drowning or going down.
+Requests below the path of a mounted application are passed on to it. `OwnerSocket` is the same at the
+owner's socket, beside gRPC: reaching the socket is the credential, a request that is not gRPC gets a token
+of the owner's principal, kept in this process, and a credential in the request is dropped.
 """
 
 from __future__ import annotations
@@ -189,3 +190,36 @@ def _problem(
 ) -> tuple[int, str, bytes, list[tuple[bytes, bytes]]]:
     body = json.dumps({"error": {"code": code, "message": message}}).encode() + b"\n"
     return status, "application/json", body, headers or []
+
+
+GRPC = b"application/grpc"
+CREDENTIALS = frozenset({b"authorization", b"cookie"})
+
+
+class OwnerSocket:
+    """Passes gRPC to one application and the rest, as the owner, to another."""
+
+    def __init__(self, grpc: Callable[[Any, Any, Any], Awaitable[None]], web: OpsApp, *, token: str) -> None:
+        self._grpc = grpc
+        self._web = web
+        self._credential = b"Bearer " + token.encode()
+        self._grpc_name: Callable[[Scope], str] = getattr(grpc, "handler_name", lambda _scope: "")
+
+    def __repr__(self) -> str:
+        return f"<OwnerSocket {self._grpc!r}>"
+
+    def handler_name(self, scope: Scope) -> str:
+        """What serves a request, for the watchdog."""
+        return self._grpc_name(scope) if _is_grpc(scope) else self._web.handler_name(scope)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] in ("http", "websocket") and not _is_grpc(scope):
+            headers = [(name, value) for name, value in scope["headers"] if name not in CREDENTIALS]
+            headers.append((b"authorization", self._credential))
+            await self._web({**scope, "headers": headers}, receive, send)
+            return
+        await self._grpc(scope, receive, send)
+
+
+def _is_grpc(scope: Scope) -> bool:
+    return any(name == b"content-type" and value.startswith(GRPC) for name, value in scope.get("headers", ()))

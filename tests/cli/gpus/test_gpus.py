@@ -10,7 +10,7 @@ import yaml
 from support.gpus.device_api_double import DeviceApiDouble, eventually
 from support.shared.cli_runner import Invoke
 
-from fleetplane.cli.clients import address
+from fleetplane.cli import parameters
 from fleetplane.domains.gpus.cli.view import ShownHealth, age, health
 from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2
 
@@ -180,7 +180,7 @@ def test_a_server_started_in_this_folder_is_found(
     invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A server of the whole machine comes first, and one may well run beside the tests.
-    monkeypatch.setattr(address, "SYSTEM_SOCKET", tmp_path / "none" / "device.sock")
+    monkeypatch.setattr(parameters, "SYSTEM_SOCKET", tmp_path / "none" / "device.sock")
     (tmp_path / "fleetplane-data").mkdir()
     double = DeviceApiDouble(tmp_path / "fleetplane-data" / "device.sock")
     double.start()

@@ -12,7 +12,7 @@ from support.instances.instances_lab import CONFIG_PATH, document
 from support.shared.cli_runner import execute
 from support.shared.server_process import ServerProcess, running_server
 
-from fleetplane.cli.resources.open_console import reachable
+from fleetplane.cli.contexts import reachable
 
 TENANT = "acme"
 

@@ -40,9 +40,9 @@ from fleetplane.kernel.errors import (
     ResourceExhausted,
 )
 from fleetplane.kernel.store import Store, StoreSettings
+from fleetplane.node.connection import no_metadata
 from fleetplane.node.upgrade import launcher, upgrader
 from fleetplane.node.upgrade.folder import ReleaseFolder
-from fleetplane.node.upgrade.following import no_metadata
 from fleetplane.node.upgrade.launch import Launch
 from fleetplane.node.upgrade.upgrader import Upgrader
 

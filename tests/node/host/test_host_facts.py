@@ -9,8 +9,7 @@ import psutil
 import pytest
 
 from fleetplane.node.host import proc
-from fleetplane.node.host.address import address_towards
-from fleetplane.node.host.proc import CpuUsage
+from fleetplane.node.host.proc import CpuUsage, address_towards
 
 
 def test_the_address_towards_a_server_is_the_one_it_would_see() -> None:

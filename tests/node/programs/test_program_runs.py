@@ -13,10 +13,8 @@ from pathlib import Path
 import pytest
 
 from fleetplane.node.programs import run as programs
-from fleetplane.node.programs.containment import Containment
-from fleetplane.node.programs.guard import Program
-from fleetplane.node.programs.output import TAIL_BYTES, KeptOutput, ProgramStream, Streamed
-from fleetplane.node.programs.run import ProgramExit
+from fleetplane.node.programs.containment import Containment, Program
+from fleetplane.node.programs.run import TAIL_BYTES, KeptOutput, ProgramExit, ProgramStream, Streamed
 
 PATIENT = Containment(term_seconds=60.0)
 """Whoever listens to TERM has the time to do so, however busy the machine is."""

@@ -10,8 +10,7 @@ import pytest
 from support.boards.boards_rig import until
 
 from fleetplane.sim.clock import VirtualClock
-from fleetplane.web.sockets.app import SocketApp
-from fleetplane.web.sockets.conversation import Conversation
+from fleetplane.web.sockets.conversation import Conversation, SocketApp
 
 
 class _Silent(SocketApp):

@@ -14,7 +14,7 @@ from support.edge.shipped_daemon import ShippedDaemon
 from support.shared.cli_runner import execute
 from support.shared.server_process import ServerProcess, running_server
 
-from fleetplane.cli.clients.operators_client import OperatorsClient
+from fleetplane.cli.clients.owner_client import OperatorsClient
 from fleetplane.gen.fleetplane.admin.v1 import operators_pb2 as pb
 
 MARK = "Zq7planted"

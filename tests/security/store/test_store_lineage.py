@@ -29,8 +29,7 @@ from fleetplane.kernel.errors import Compacted, FleetplaneError, IntegrityError,
 from fleetplane.kernel.identity import MasterKey
 from fleetplane.kernel.store import Store, StoreSettings
 from fleetplane.kernel.store.lineage import MarkFile, first_revision
-from fleetplane.server.keys import MasterKeys
-from fleetplane.server.offline import DATABASE, DataDirectory
+from fleetplane.server.offline import DATABASE, DataDirectory, MasterKeys
 
 CLOCK = SystemClock()
 

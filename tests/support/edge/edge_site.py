@@ -22,7 +22,7 @@ from support.edge.shipped_daemon import ShippedDaemon
 from support.shared.h2_grpc import GrpcFailed
 from support.shared.server_process import ServerProcess, running_server
 
-from fleetplane.cli.clients.operators_client import OperatorsClient
+from fleetplane.cli.clients.owner_client import OperatorsClient
 from fleetplane.domains.edge.agent.assembly import Reach
 from fleetplane.domains.edge.agent.identity.enrolment import Enroller, EnrolmentRequest
 from fleetplane.domains.edge.agent.identity.state_folder import StateFolder

@@ -29,7 +29,7 @@ from fleetplane.kernel.identity import MasterKey
 from fleetplane.kernel.kinds import KERNEL_KINDS
 from fleetplane.kernel.sealing import Sealer
 from fleetplane.kernel.store import Store, StoreSettings
-from fleetplane.server.keys import AUDIT_CHAIN
+from fleetplane.server.offline import AUDIT_CHAIN
 
 STATE_FILE = "machines.jsonl"
 POLL_SECONDS = 0.005

@@ -32,8 +32,8 @@ from fleetplane.kernel.store import Store, StoreSettings
 from fleetplane.rpc import CallStatistics, Listener, ListenerSpec, open_listener
 from fleetplane.rpc.introspection import HealthBoard
 from fleetplane.server import endpoints
+from fleetplane.server.front import Presenting
 from fleetplane.server.grpc_apps import compose, cut_off
-from fleetplane.server.presenting import Presenting
 
 TENANT = "acme"
 CONFIG_PATH = "shard/local/config.jsonc"

@@ -11,10 +11,12 @@ from typing import Any, ClassVar, Self
 
 import grpc
 
-from fleetplane.cli.clients.address import parse_address
 from fleetplane.cli.clients.client import CHANNEL_OPTIONS, away
-from fleetplane.cli.progress import working
+from fleetplane.cli.output import working
+from fleetplane.cli.parameters import parse_address
 from fleetplane.client.local import socket_of
+from fleetplane.gen.fleetplane.admin.v1 import operators_pb2_grpc
+from fleetplane.gen.fleetplane.fleet.v1 import fleet_pb2_grpc
 
 
 class OwnerConnection:
@@ -50,3 +52,15 @@ class OwnerClient(OwnerConnection):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}>"
+
+
+class FleetClient(OwnerClient):
+    """Explain and freezes, of every domain."""
+
+    stub = fleet_pb2_grpc.FleetAdminStub
+
+
+class OperatorsClient(OwnerClient):
+    """Operators' tokens, and sessions for the person at the socket."""
+
+    stub = operators_pb2_grpc.OperatorsAdminStub

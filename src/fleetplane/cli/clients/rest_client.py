@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import click
 
-from fleetplane.cli.clients.owner_options import owner_flags
-from fleetplane.cli.parameters import DURATION
-from fleetplane.cli.progress import working
+from fleetplane.cli.output import working
+from fleetplane.cli.parameters import DURATION, owner_flags
 from fleetplane.client.places import CALL_SECONDS, Endpoint, Place, resolve
 from fleetplane.kernel import errors
 from fleetplane.kernel.errors import FleetplaneError, InvalidArgument, Unavailable

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fleetplane.cli.clients.rest_client import rest_options
-from fleetplane.cli.output import Cell, PrintedTable, emit_table, flat, say
+from fleetplane.cli.output import Cell, PrintedTable, emit_table, flat, say, working
 from fleetplane.cli.parameters import DURATION
-from fleetplane.cli.progress import working
 from fleetplane.cli.resources.kinds import (
     Kinds,
     complete_targets,

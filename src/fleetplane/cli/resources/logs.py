@@ -15,8 +15,8 @@ from fleetplane.cli.resources.show import safe_json
 from fleetplane.kernel.errors import Unavailable
 
 if TYPE_CHECKING:
-    from fleetplane.client.logs import LogLine
     from fleetplane.client.sync import Resources
+    from fleetplane.client.watches import LogLine
 
 TAIL, TAIL_MOST = 100, 10_000
 AGAIN_SECONDS = 2.0

@@ -1,19 +1,75 @@
-"""Objects and tables of the resource API on stdout, in every form that `-o` names."""
+"""Objects and tables of the resource API on stdout, in every form that `-o` names.
+
+For `-o jsonpath` a small part of JSONPath, as kubectl has it: `.a.b`, `[0]`, `[*]`, `['a.b']`.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import click
 
 from fleetplane.cli.output import Cell, PrintedTable, emit_table, flat, say, yaml_text
-from fleetplane.cli.resources import jsonpath
-from fleetplane.kernel.errors import IntegrityError
+from fleetplane.kernel.errors import IntegrityError, InvalidArgument
+
+_STEP = re.compile(
+    r"""\.(?P<key>[A-Za-z_][\w-]*) | \[(?P<index>-?\d{1,9})\] | \[(?P<all>\*)\]
+    | \[(?P<quote>['"])(?P<quoted>[^'"]*)(?P=quote)\]""",
+    re.VERBOSE,
+)
+Step = str | int | None
+"""A key, a place in a list, or (None) everything."""
+
+
+def parsed(text: str) -> tuple[Step, ...]:
+    """The steps of a path; raises `InvalidArgument`."""
+    path = text.strip()
+    if path.startswith("{") and path.endswith("}"):
+        path = path[1:-1].strip()
+    path = path.removeprefix("$")
+    if path in ("", "."):
+        return ()
+    if path[0] not in ".[":
+        path = "." + path
+    steps: list[Step] = []
+    place = 0
+    while place < len(path):
+        found = _STEP.match(path, place)
+        if found is None:
+            raise InvalidArgument(
+                f"{text!r} is no path: {path[place:]!r} is not understood",
+                field="output",
+                hint="such as jsonpath=.items[*].metadata.name",
+            )
+        if found["index"] is not None:
+            steps.append(int(found["index"]))
+        else:
+            steps.append(None if found["all"] else found["key"] or found["quoted"])
+        place = found.end()
+    return tuple(steps)
+
+
+def values(data: Any, steps: tuple[Step, ...]) -> Iterator[Any]:
+    """What lies at a path, in order; nothing where nothing does."""
+    if not steps:
+        yield data
+        return
+    step, rest = steps[0], steps[1:]
+    if step is None:
+        inside = data.values() if isinstance(data, Mapping) else data if isinstance(data, list) else ()
+        for one in inside:
+            yield from values(one, rest)
+    elif isinstance(step, int):
+        if isinstance(data, list) and -len(data) <= step < len(data):
+            yield from values(data[step], rest)
+    elif isinstance(data, Mapping) and step in data:
+        yield from values(data[step], rest)
+
 
 F = TypeVar("F", bound=Callable[..., Any])
 FORMS = ("table", "wide", "json", "yaml", "name")
@@ -32,7 +88,7 @@ class OutputForm:
     """How to print."""
 
     name: str
-    path: tuple[jsonpath.Step, ...] = ()
+    path: tuple[Step, ...] = ()
 
     @property
     def is_table(self) -> bool:
@@ -48,7 +104,7 @@ class _FormType(click.ParamType[OutputForm]):
             return value
         text = str(value)
         if text.startswith(JSONPATH):
-            return OutputForm(name="jsonpath", path=jsonpath.parsed(text.removeprefix(JSONPATH)))
+            return OutputForm(name="jsonpath", path=parsed(text.removeprefix(JSONPATH)))
         if text not in FORMS:
             self.fail(f"{text!r} is none of {', '.join(FORMS)}, jsonpath=PATH", param, ctx)
         return OutputForm(name=text)
@@ -80,7 +136,7 @@ def emit_data(form: OutputForm, data: Any) -> None:
         case "yaml":
             click.echo(safe_yaml(data), nl=False)
         case "jsonpath":
-            for found in jsonpath.values(data, form.path):
+            for found in values(data, form.path):
                 click.echo(flat(found) if isinstance(found, str) else safe_json(found))
         case "name":
             for one in data["items"] if isinstance(data, Mapping) and "items" in data else [data]:

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fleetplane.cli.clients.rest_client import rest_options
-from fleetplane.cli.output import Cell, PrintedTable, emit_table, has_colour, say, terminal_table
+from fleetplane.cli.output import Cell, PrintedTable, drawing, emit_table, has_colour, say, terminal_table
 from fleetplane.cli.parameters import DURATION
-from fleetplane.cli.progress import drawing
 from fleetplane.cli.resources.kinds import Kinds, scope_of, scope_options
 from fleetplane.cli.resources.show import OutputForm, age, emit_data, form_option, style_of
 

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fleetplane.cli.clients.owner_options import owner_options
 from fleetplane.cli.output import Cell, Format, PrintedTable, emit, format_option
-from fleetplane.cli.parameters import DURATION
+from fleetplane.cli.parameters import DURATION, owner_options
 
 if TYPE_CHECKING:
     from fleetplane.gen.fleetplane.fleet.v1 import releases_pb2 as pb

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fleetplane.sections.base import SettingsSection, at_least
-from fleetplane.sections.listeners import ListenerSettings
+from fleetplane.sections.base import ListenerSettings, SettingsSection, at_least
 
 
 class BoardSettings(SettingsSection, frozen=True):

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from fleetplane.kernel.errors import SettingsError
-from fleetplane.sections.base import SettingsSection, at_least, one_of
-from fleetplane.sections.listeners import ListenerSettings
+from fleetplane.sections.base import ListenerSettings, SettingsSection, at_least, one_of
 
 
 class EdgeSettings(SettingsSection, frozen=True):

@@ -6,8 +6,7 @@ from fleetplane.domains.gpus.grpc.generations import Generation
 from fleetplane.domains.gpus.rules import GpuPolicy, TransitionTimes
 from fleetplane.domains.gpus.wire import SELECTABLE, GpuDialect
 from fleetplane.kernel.errors import SettingsError
-from fleetplane.sections.base import SettingsSection, at_least, one_of
-from fleetplane.sections.listeners import DEFAULT_PLACE, ListenerSettings
+from fleetplane.sections.base import DEFAULT_PLACE, ListenerSettings, SettingsSection, at_least, one_of
 
 
 class GpuSettings(SettingsSection, frozen=True):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from fleetplane.kernel.errors import SettingsError
-from fleetplane.sections.base import at_least, one_of
-from fleetplane.sections.listeners import ListenerSettings
-from fleetplane.sections.objects import ObjectStorageSettings
+from fleetplane.sections.base import ListenerSettings, at_least, one_of
+from fleetplane.sections.process import ObjectStorageSettings
 
 
 class InstanceSettings(ObjectStorageSettings, frozen=True):

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from fleetplane.domains.proxies.rules.ports import DEFAULT_STREAM_PORTS, PortRanges
 from fleetplane.kernel.errors import SettingsError
-from fleetplane.sections.base import Secret, SettingsSection, at_least
-from fleetplane.sections.listeners import ListenerSettings
+from fleetplane.sections.base import ListenerSettings, Secret, SettingsSection, at_least
 
 PROXY_QUOTAS = (
     "organizations",

@@ -23,7 +23,7 @@ from fleetplane.kernel.freeze import Freeze
 from fleetplane.kernel.reconcile.explanation import Finding
 from fleetplane.kernel.resources import AnyResource
 from fleetplane.kernel.values.times import spelled, spelled_or_null
-from fleetplane.web import times
+from fleetplane.web.rest import bodies
 from fleetplane.web.rest.routes import Answer, Call
 
 FREEZE = Permission("fleet.freeze")
@@ -185,7 +185,7 @@ def freeze_actions(domain: str, at: Callable[[AnyResource], str]) -> tuple[Resou
         body: FreezeBody = call.body
         expires_at_ns = None
         if body.expires_at is not None:
-            expires_at_ns = times.parsed(body.expires_at, field="expiresAt")
+            expires_at_ns = bodies.parsed(body.expires_at, field="expiresAt")
         await call.switch.freeze(
             at(call.stored),
             domains=(domain,),

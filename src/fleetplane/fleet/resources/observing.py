@@ -24,7 +24,7 @@ from fleetplane.fleet.resources.listing import is_seen
 from fleetplane.fleet.resources.selection import ObjectSelection
 from fleetplane.kernel.errors import FleetplaneError, InvalidArgument, NotFound, ResourceExhausted
 from fleetplane.kernel.values.times import NS, spelled
-from fleetplane.web import times
+from fleetplane.web.rest import bodies
 from fleetplane.web.rest.pages import flag, whole_number
 from fleetplane.web.rest.routes import Call, Query
 from fleetplane.web.streaming import event
@@ -219,8 +219,8 @@ async def figures(
 
 def stretch(call: Call[Any], now_ns: int) -> Stretch:
     """The time that a request asks about; raises `InvalidArgument`."""
-    to_ns = times.parsed(call.query["to"], field="to") if call.query.get("to") else now_ns
-    from_ns = times.parsed(call.query["from"], field="from") if call.query.get("from") else to_ns - HOUR_NS
+    to_ns = bodies.parsed(call.query["to"], field="to") if call.query.get("to") else now_ns
+    from_ns = bodies.parsed(call.query["from"], field="from") if call.query.get("from") else to_ns - HOUR_NS
     step = whole_number(call, "step", default=0, low=1, high=STEP_MOST_SECONDS)
     asked = Stretch(from_ns=from_ns, to_ns=to_ns, step_seconds=step)
     asked.width_ns()

@@ -3,22 +3,142 @@
 The log's own files are the buffer. What has been read counts only once it is committed, and
 what is not committed is read again; so a server that is slow or away costs disk and no memory. Beyond
 a bound the oldest file goes, read or not, and the loss is counted.
+
+A log is a row of segments: files that were rotated away, oldest first, and the one being written.
+A segment is known by its inode and the first bytes in it, never by its name, since names move. Each
+gets a generation of its own, so that a place in the log (generation, offset) is never named twice,
+and a line that is sent again is recognised by its receiver. A reader's cursor recognises its file by a
+digest (`mark`), because a cursor must not show what the log says.
+
+Only an ordinary file with one name is opened: a symbolic or hard link could send another file to the server.
 """
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import math
 import os
+import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 import msgspec
 
-from fleetplane.node.logs.files import NotALog, look, open_log
-from fleetplane.node.logs.segments import SeenFile, Segment, SegmentPosition, advance, observe
+HEAD_BYTES: Final = 64
+MARK_PATTERN: Final = "[0-9]{1,2}-[0-9a-f]{8}"
+"""How many of the first bytes were there, and their digest."""
+
+
+class Segment(msgspec.Struct, frozen=True, kw_only=True):
+    generation: int
+    inode: int
+    offset: int = 0
+    """What lies before it has been dealt with."""
+    head: str = ""
+    """The first bytes, in hexadecimal."""
+
+
+class SegmentPosition(msgspec.Struct, frozen=True, kw_only=True):
+    epoch: str
+    """Of this row of segments; a new one begins if the position was lost."""
+    generation: int = 0
+    """The last one given."""
+    segments: tuple[Segment, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenFile:
+    """A file as it is now."""
+
+    inode: int
+    size: int
+    head: str
+
+    def continues(self, segment: Segment) -> bool:
+        """Whether this is the file of a segment, with all that was read of it."""
+        return self._reaches(segment.inode, segment.offset) and self.head.startswith(segment.head)
+
+    def continues_at(self, *, inode: int, offset: int, mark: str) -> bool:
+        """Whether this is the file that a mark was taken of, with all that lies before an offset.
+
+        An empty mark is that of a cursor made before there were marks, and fits any file.
+        """
+        count = int(mark.partition("-")[0] or 0)
+        return self._reaches(inode, offset) and (not mark or self._mark(count) == mark)
+
+    @property
+    def mark(self) -> str:
+        return self._mark(len(self.head) // 2)
+
+    def _reaches(self, inode: int, offset: int) -> bool:
+        return self.inode == inode and self.size >= offset
+
+    def _mark(self, count: int) -> str:
+        head = bytes.fromhex(self.head)[:count]
+        return f"{len(head)}-{hashlib.blake2s(head, digest_size=4).hexdigest()}"
+
+
+def observe(position: SegmentPosition, files: Sequence[SeenFile]) -> SegmentPosition:
+    """The segments of the files that are there, oldest first: known ones go on, others begin."""
+    generation = position.generation
+    segments = []
+    for file in files:
+        known = next((one for one in position.segments if file.continues(one)), None)
+        if known is None:
+            generation += 1
+            known = Segment(generation=generation, inode=file.inode)
+        segments.append(msgspec.structs.replace(known, head=file.head))
+    return msgspec.structs.replace(position, generation=generation, segments=tuple(segments))
+
+
+def advance(position: SegmentPosition, generation: int, offset: int) -> SegmentPosition:
+    return msgspec.structs.replace(
+        position,
+        segments=tuple(
+            msgspec.structs.replace(one, offset=offset) if one.generation == generation else one
+            for one in position.segments
+        ),
+    )
+
+
+def unread(position: SegmentPosition, files: Sequence[SeenFile]) -> int:
+    """Bytes that would be lost with these files."""
+    known = observe(position, files)
+    return sum(file.size - one.offset for file, one in zip(files, known.segments, strict=True))
+
+
+class NotALog(OSError):
+    """What lies under a log's name is something else."""
+
+
+def open_log(path: Path, *, other_names: bool = False) -> BinaryIO:
+    """Open a log for reading; FileNotFoundError if there is none, `NotALog` if something else is there.
+
+    `other_names` permits hard links, for logs in folders that only their owner writes to.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):
+            raise NotALog(error.errno, "is a link or no file", str(path)) from error
+        raise
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or (status.st_nlink > 1 and not other_names):
+        os.close(descriptor)
+        raise NotALog(errno.EPERM, "is no ordinary file with one name", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def look(file: BinaryIO) -> SeenFile:
+    """What an open log can be recognised by. Moves the file's position."""
+    status = os.fstat(file.fileno())
+    file.seek(0)
+    return SeenFile(inode=status.st_ino, size=status.st_size, head=file.read(HEAD_BYTES).hex())
+
 
 BATCH_LINES: Final = 500
 BATCH_BYTES: Final = 1024 * 1024

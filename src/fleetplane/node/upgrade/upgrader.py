@@ -31,14 +31,14 @@ from fleetplane.kernel.errors import (
 )
 from fleetplane.kernel.release_documents import FileEntry, ReleaseManifest, UpgradeOrder
 from fleetplane.kernel.unbroken import finish
+from fleetplane.node.connection import Metadata
 from fleetplane.node.link import words
 from fleetplane.node.short_lived import call_elsewhere
 from fleetplane.node.tasks import in_thread
 from fleetplane.node.upgrade import installing, launcher
 from fleetplane.node.upgrade.folder import ReleaseFolder, UpgradeFailure, version_of
-from fleetplane.node.upgrade.following import Metadata
+from fleetplane.node.upgrade.installing import check_floor, planned, this_machine
 from fleetplane.node.upgrade.launch import Launch
-from fleetplane.node.upgrade.planning import check_floor, planned, this_machine
 
 CALL_SECONDS: Final = 20.0
 FETCH_SECONDS: Final = 3600.0

@@ -1,15 +1,48 @@
-"""Reading what a caller sent: strictly, and naming the field that is wrong."""
+"""Values of REST: strictly decoded request bodies; times; foreign JSON documents."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Hashable
+from datetime import datetime
 from functools import cache
-from typing import Any, TypeVar, cast
+from typing import Annotated, Any, TypeVar, cast
 
 import msgspec
 
+from fleetplane.kernel.values.times import NS
 from fleetplane.web.rest.problems import Code, Problem, Rejected
+
+_OBJECT = {"type": "object", "additionalProperties": {}}
+
+JsonObject = Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=_OBJECT)]
+"""A JSON object of any content."""
+JsonObjectOrNull = Annotated[
+    msgspec.Raw, msgspec.Meta(extra_json_schema={"anyOf": [_OBJECT, {"type": "null"}]})
+]
+Number = int | float
+"""A number that is written without a fraction where it is whole."""
+NULL = msgspec.Raw(b"null")
+
+
+def foreign(content: bytes) -> msgspec.Raw:
+    """A JSON document that is kept as bytes, written the way all answers are."""
+    return msgspec.Raw(msgspec.json.encode(msgspec.json.decode(content)))
+
+
+def parsed(text: str, *, field: str) -> int:
+    """Nanoseconds since the epoch; a time without a zone could be anyone's, and is refused."""
+    try:
+        moment = datetime.fromisoformat(text)
+        if moment.tzinfo is None or "T" not in text.upper():
+            raise ValueError(text)
+        seconds = int(moment.replace(microsecond=0).timestamp())
+        if seconds < 0:
+            raise ValueError(text)
+        return seconds * NS + moment.microsecond * 1000
+    except (ValueError, OverflowError, OSError) as error:
+        raise Rejected(Problem(field=field, message="Must be a time such as 2026-03-01T00:00:00Z")) from error
+
 
 T = TypeVar("T")
 

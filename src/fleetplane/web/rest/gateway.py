@@ -3,16 +3,24 @@
 A bare ASGI application around another: gives the request its id, finds out who calls, counts
 it against the caller's rate, bounds its body, and puts the customary headers on every answer,
 also on those that no route gave. Knows no framework.
+
+The rate is a sliding window in two numbers for each caller: requests of this minute, and those of the
+minute before, weighted by the part of it that lies within the last sixty seconds. In metrics neither
+caller nor path is a label: both are unbounded.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import re
-from collections import Counter
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from dataclasses import dataclass
 from typing import Any, Generic
+
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError, ResourceExhausted, Unauthenticated
@@ -20,8 +28,79 @@ from fleetplane.kernel.networks import network_of
 from fleetplane.rpc.listening.doors import TOO_MANY_UNKNOWN, enter_unknown, leave_unknown
 from fleetplane.web.rest.bodies import BODY_LIMIT_BYTES
 from fleetplane.web.rest.problems import Code, Envelope, Problem, Refusal, Rejected, TooSlow, refusal
-from fleetplane.web.rest.rate import Allowance, RestRate
 from fleetplane.web.rest.routes import C, Gate, Headers
+
+CALLERS_LIMIT = 50_000
+"""Callers remembered; about 200 bytes each. The one heard from longest ago is forgotten first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allowance:
+    """The answer to one request, and the headers' numbers."""
+
+    allowed: bool
+    limit: int
+    remaining: int
+    reset_seconds: float
+    """Until the window has emptied enough for one more, or, while there is room, has emptied."""
+
+
+@dataclass(slots=True)
+class _Count:
+    window: int
+    current: int = 0
+    previous: int = 0
+
+
+class RestRate:
+    def __init__(
+        self, limit: int, *, window_seconds: float = 60.0, callers_limit: int = CALLERS_LIMIT
+    ) -> None:
+        self._limit = limit
+        self._window = window_seconds
+        self._callers_limit = callers_limit
+        self._counts: OrderedDict[str, _Count] = OrderedDict()
+        self.refused = 0
+
+    def __repr__(self) -> str:
+        return f"<RateLimit {self._limit}/{self._window:g}s callers={len(self._counts)}>"
+
+    def take(self, caller: str, *, now: float) -> Allowance:
+        """Count one request, unless it is one too many."""
+        count = self._count(caller, now)
+        elapsed = now - count.window * self._window
+        used = count.current + count.previous * (1 - elapsed / self._window)
+        if used + 1 > self._limit:
+            self.refused += 1
+            wait = self._wait(count, used, elapsed)
+            return Allowance(allowed=False, limit=self._limit, remaining=0, reset_seconds=wait)
+        count.current += 1
+        remaining = max(0, math.floor(self._limit - used - 1))
+        return Allowance(
+            allowed=True, limit=self._limit, remaining=remaining, reset_seconds=self._window - elapsed
+        )
+
+    def _wait(self, count: _Count, used: float, elapsed: float) -> float:
+        excess = used + 1 - self._limit
+        if count.previous and excess <= count.previous * (1 - elapsed / self._window):
+            return excess * self._window / count.previous
+        # Then this window must end, and its own count drain far enough in the next.
+        drained = max(0.0, (count.current + 1 - self._limit) / max(1, count.current))
+        return self._window - elapsed + drained * self._window
+
+    def _count(self, caller: str, now: float) -> _Count:
+        window = math.floor(now / self._window)
+        count = self._counts.pop(caller, None)
+        if count is None:
+            count = _Count(window)
+        elif count.window != window:
+            count.previous = count.current if count.window == window - 1 else 0
+            count.current, count.window = 0, window
+        self._counts[caller] = count
+        if len(self._counts) > self._callers_limit:
+            self._counts.popitem(last=False)
+        return count
+
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -192,3 +271,24 @@ async def _send(send: Send, answer: Refusal) -> None:
     headers.append((b"content-length", str(len(answer.body)).encode()))
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
     await send({"type": "http.response.body", "body": answer.body})
+
+
+class GatewayCollector(Collector):
+    def __init__(self, gateway: AnyGateway, *, domain: str) -> None:
+        self._gateway = gateway
+        self._domain = domain
+
+    def collect(self) -> Iterator[Metric]:
+        answers = CounterMetricFamily(
+            "fleetplane_web_answers",
+            "Answers of the REST API by class of status.",
+            labels=["domain", "status"],
+        )
+        for status, count in sorted(self._gateway.answers.items()):
+            answers.add_metric([self._domain, f"{status}xx"], count)
+        yield answers
+        refused = CounterMetricFamily(
+            "fleetplane_web_rate_limited", "Requests beyond their caller's rate.", labels=["domain"]
+        )
+        refused.add_metric([self._domain], self._gateway.rate.refused)
+        yield refused

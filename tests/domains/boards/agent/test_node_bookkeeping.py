@@ -35,7 +35,7 @@ from fleetplane.kernel.errors import (
     Unavailable,
 )
 from fleetplane.node.connection import ConnectionAttempt
-from fleetplane.node.host.values import Disk
+from fleetplane.node.host.psutil_host import Disk
 
 NOW = 1_000_000.0
 

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from support.shared.server_process import ServerProcess, running_server
 
-from fleetplane.cli.clients.operators_client import OperatorsClient
+from fleetplane.cli.clients.owner_client import OperatorsClient
 from fleetplane.gen.fleetplane.admin.v1 import operators_pb2 as pb
 
 NOBODY = "11111111-2222-4333-8444-555555555555"

@@ -43,10 +43,9 @@ from fleetplane.domains.boards.agent.reporter import BoardReporter
 from fleetplane.domains.boards.agent.state import BoardAgentState
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FailedPrecondition, FleetplaneError
-from fleetplane.node.host.address import address_towards
-from fleetplane.node.host.psutil_host import HostFacts, PsutilHost
-from fleetplane.node.host.values import MemoryUse, NetworkInterface
-from fleetplane.node.upgrade.following import Follow, no_check_in
+from fleetplane.node.connection import Follow, no_check_in
+from fleetplane.node.host.proc import address_towards
+from fleetplane.node.host.psutil_host import HostFacts, MemoryUse, NetworkInterface, PsutilHost
 
 SIMULATED_I2C: Final = (0x48, 0x50)
 """A thermometer's and a memory's usual addresses."""

@@ -36,7 +36,7 @@ from fleetplane.kernel.errors import (
 )
 from fleetplane.node import link
 from fleetplane.node.certificates import ConnectionCredentials
-from fleetplane.node.host.values import NetworkInterface
+from fleetplane.node.host.psutil_host import NetworkInterface
 from fleetplane.node.link import LinkOptions, ServerTrust
 
 CALL_SECONDS: Final = 20.0

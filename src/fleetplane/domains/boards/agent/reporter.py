@@ -35,10 +35,17 @@ from fleetplane.kernel.backoff import Backoff
 from fleetplane.kernel.errors import FleetplaneError
 from fleetplane.kernel.values.timestamps import timestamp
 from fleetplane.node.certificates import ConnectionCredentials
-from fleetplane.node.connection import SPREAD_SECONDS, ConnectionAttempt, ConnectionRetries, KeepConnected
+from fleetplane.node.connection import (
+    SPREAD_SECONDS,
+    ConnectionAttempt,
+    ConnectionRetries,
+    Follow,
+    KeepConnected,
+    no_check_in,
+    no_metadata,
+)
 from fleetplane.node.outbox import Outbox
 from fleetplane.node.tasks import beside
-from fleetplane.node.upgrade.following import Follow, no_check_in, no_metadata
 
 RETRY: Final = Backoff(first_seconds=1.0, ceiling_seconds=60.0)
 REFUSED_RETRY: Final = Backoff(first_seconds=30.0, ceiling_seconds=600.0)

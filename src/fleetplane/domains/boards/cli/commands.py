@@ -11,8 +11,15 @@ from fleetplane.cli.exits import Exit
 from fleetplane.cli.output import Format, emit, flat, format_option
 from fleetplane.cli.output import PrintedTable as Columns
 from fleetplane.cli.parameters import DURATION
-from fleetplane.cli.running.fleet_run import FleetRun
-from fleetplane.cli.running.runs import POLICY, RunVerbs, policy_of, policy_options, target_of, target_option
+from fleetplane.cli.running.runs import (
+    POLICY,
+    FleetRun,
+    RunVerbs,
+    policy_of,
+    policy_options,
+    target_of,
+    target_option,
+)
 from fleetplane.domains.boards.cli.boards import PREFIX, board_options, client, cluster_of, number_of
 from fleetplane.kernel.errors import Unavailable
 

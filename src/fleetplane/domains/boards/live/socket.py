@@ -37,8 +37,7 @@ from fleetplane.kernel.values.times import spelled
 from fleetplane.kernel.values.timestamps import timestamp
 from fleetplane.web.rest.gateway import Receive, Scope, Send
 from fleetplane.web.sockets import door
-from fleetplane.web.sockets.app import SocketApp
-from fleetplane.web.sockets.conversation import SENT_AT_ONCE, Conversation, SocketClosed
+from fleetplane.web.sockets.conversation import SENT_AT_ONCE, Conversation, SocketApp, SocketClosed
 from fleetplane.web.sockets.door import RIGHTS_ENDED
 
 SYSTEM_SECONDS = 10.0

@@ -55,9 +55,9 @@ from fleetplane.domains.boards.wire.message_json import json_number
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import InvalidArgument
 from fleetplane.kernel.values.times import NS, spelled, spelled_or_null
+from fleetplane.web.rest.bodies import parsed
 from fleetplane.web.rest.pages import whole_number
 from fleetplane.web.rest.routes import Answer, Query, Route, RouteGroup
-from fleetplane.web.times import parsed
 
 CLIENT_LIMIT = 128
 READINGS = 100

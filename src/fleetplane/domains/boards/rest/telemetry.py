@@ -35,10 +35,10 @@ from fleetplane.kernel.errors import FleetplaneError, InvalidArgument
 from fleetplane.kernel.telemetry import Sample
 from fleetplane.kernel.values.times import NS, spelled
 from fleetplane.kernel.values.timestamps import timestamp
+from fleetplane.web.rest.bodies import parsed
 from fleetplane.web.rest.pages import whole_number
 from fleetplane.web.rest.routes import Answer, Query, Route, RouteGroup, Stream
 from fleetplane.web.streaming import EVENT_STREAM, event
-from fleetplane.web.times import parsed
 
 HOUR_NS = 3600 * NS
 TAIL = 100

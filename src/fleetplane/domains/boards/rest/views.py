@@ -35,7 +35,7 @@ from fleetplane.domains.boards.pins.kinds import (
 from fleetplane.domains.boards.rest.common import BoardShape, Data, Rows, projected
 from fleetplane.domains.boards.wire.message_json import json_number
 from fleetplane.kernel.values.times import spelled_or_null
-from fleetplane.web.rest.values import Number
+from fleetplane.web.rest.bodies import Number
 
 
 class ShownPin(BoardShape, frozen=True, kw_only=True):

@@ -31,7 +31,7 @@ from fleetplane.domains.edge.agent.tools.contract import ProgramLimits, ProgramP
 from fleetplane.domains.edge.agent.tools.registry import RotateKey
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
 from fleetplane.kernel.clock import Clock
-from fleetplane.node.upgrade.following import Follow, no_check_in
+from fleetplane.node.connection import Follow, no_check_in
 
 HANDED_ON: Final = frozenset(
     {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "XDG_RUNTIME_DIR"}

@@ -22,7 +22,7 @@ from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
 from fleetplane.gen.fleetplane.edge.v1 import tolerant_pb2
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.values.timestamps import timestamp
-from fleetplane.node.programs.output import TAIL_BYTES
+from fleetplane.node.programs.run import TAIL_BYTES
 
 MESSAGE_LIMIT = 4096
 """Characters of an error message."""

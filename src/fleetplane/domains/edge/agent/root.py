@@ -15,9 +15,9 @@ from fleetplane.domains.edge.agent.identity.state_folder import StateFolder
 from fleetplane.domains.edge.agent.session import Leaving
 from fleetplane.domains.edge.agent.tools import registry as edge_tools
 from fleetplane.kernel.clock import SystemClock
+from fleetplane.node.connection import no_check_in, together
 from fleetplane.node.figures import FigureReporter, HostFigures, Measured
 from fleetplane.node.tasks import in_thread
-from fleetplane.node.upgrade.following import no_check_in, together
 
 if TYPE_CHECKING:
     from fleetplane.node.upgrade.upgrader import Upgrader

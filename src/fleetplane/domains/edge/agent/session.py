@@ -32,9 +32,9 @@ from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError, SettingsError, Unavailable
 from fleetplane.kernel.values.ids import new_uuid
 from fleetplane.node import link
+from fleetplane.node.connection import Follow, no_check_in
 from fleetplane.node.link import LinkLost, ServerRefused
 from fleetplane.node.tasks import in_thread, unless
-from fleetplane.node.upgrade.following import Follow, no_check_in
 from fleetplane.node.writer import StreamWriter
 
 METHOD: Final = "/aegis.cluster.v1.NodeClusterService/ConnectEdge"

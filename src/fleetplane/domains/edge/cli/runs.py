@@ -12,7 +12,7 @@ import click
 from fleetplane.cli.exits import Exit
 from fleetplane.cli.output import Cell, Format, PrintedTable, emit, format_option
 from fleetplane.cli.parameters import DURATION
-from fleetplane.cli.running.fleet_run import FleetRun
+from fleetplane.cli.running.runs import FleetRun
 from fleetplane.domains.edge.cli.edge import PREFIX, client, edge_options
 from fleetplane.domains.edge.cli.exits import COMMON, EdgeExit, edge_exits, is_documented
 

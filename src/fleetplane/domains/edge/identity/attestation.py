@@ -49,7 +49,7 @@ from fleetplane.kernel.errors import (
 )
 from fleetplane.kernel.identity.enrolment import Redemption, digest, redeem
 from fleetplane.kernel.store import Draft, Store
-from fleetplane.web.rest.rate import RestRate
+from fleetplane.web.rest.gateway import RestRate
 
 PURPOSE = "edge-enrollment"
 ATTEMPTS = 3

@@ -29,9 +29,9 @@ from fleetplane.domains.edge.workers.registry import EdgeWorkers
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.values.ids import check_uuid
 from fleetplane.kernel.values.times import spelled, spelled_or_null
+from fleetplane.web.rest.bodies import NULL, foreign
 from fleetplane.web.rest.pages import BY_CURSOR, CursorPage, cursor_page
 from fleetplane.web.rest.routes import Answer, Route, RouteGroup
-from fleetplane.web.rest.values import NULL, foreign
 
 _TENANT, _NODE = "/config", "/hosts/{node_id}/config"
 _ROUTES = RouteGroup("Configuration")

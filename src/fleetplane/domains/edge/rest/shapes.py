@@ -10,8 +10,8 @@ from msgspec import UNSET, UnsetType
 from fleetplane.domains.edge.kinds import Desired, WorkerRole, WorkerState
 from fleetplane.fleet.runs.records import RunState, TargetOutcome
 from fleetplane.fleet.runs.targets import Skipped
+from fleetplane.web.rest.bodies import JsonObjectOrNull
 from fleetplane.web.rest.pages import CursorPage
-from fleetplane.web.rest.values import JsonObjectOrNull
 
 
 class EdgeShape(msgspec.Struct, frozen=True, kw_only=True):

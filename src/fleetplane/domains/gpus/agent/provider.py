@@ -30,10 +30,15 @@ from fleetplane.domains.gpus.agent.session import ProviderSession, SessionLog
 from fleetplane.kernel.backoff import Backoff
 from fleetplane.kernel.clock import Clock
 from fleetplane.node import link as node_link
-from fleetplane.node.connection import ConnectionAttempt, ConnectionRetries, KeepConnected
+from fleetplane.node.connection import (
+    ConnectionAttempt,
+    ConnectionRetries,
+    Follow,
+    KeepConnected,
+    no_check_in,
+)
 from fleetplane.node.figures import Measured
 from fleetplane.node.link import LinkLost
-from fleetplane.node.upgrade.following import Follow, no_check_in
 
 MEASURE_SECONDS = 10.0
 """For one look at all GPUs; a driver that is held up measures nothing meanwhile."""

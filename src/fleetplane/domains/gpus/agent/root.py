@@ -19,9 +19,9 @@ from fleetplane.domains.gpus.agent.settings import EffectiveSettings, SettingsKe
 from fleetplane.domains.gpus.agent.simulated import SimulatedLibrary
 from fleetplane.domains.gpus.xids import ignored_xids
 from fleetplane.kernel.clock import SystemClock
+from fleetplane.node.connection import no_check_in, together
 from fleetplane.node.figures import FigureReporter, Measured
 from fleetplane.node.tasks import in_thread
-from fleetplane.node.upgrade.following import no_check_in, together
 
 if TYPE_CHECKING:
     from fleetplane.node.upgrade.upgrader import Upgrader

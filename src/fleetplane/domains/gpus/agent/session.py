@@ -24,8 +24,8 @@ from fleetplane.domains.gpus.agent.ledger import Ledger, ManagedGpu
 from fleetplane.kernel.backoff import Backoff
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.unbroken import finish
+from fleetplane.node.connection import Follow, no_check_in, no_metadata
 from fleetplane.node.link import LinkLost
-from fleetplane.node.upgrade.following import Follow, no_check_in, no_metadata
 
 
 class SessionLog(Protocol):

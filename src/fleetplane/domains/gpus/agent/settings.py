@@ -26,9 +26,9 @@ from fleetplane.gen.fleetplane.device.v1 import provider_settings_pb2_grpc
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError, InvalidArgument
 from fleetplane.kernel.files import write_durably
+from fleetplane.node.connection import Metadata
 from fleetplane.node.link import words
 from fleetplane.node.tasks import in_thread
-from fleetplane.node.upgrade.following import Metadata
 
 CALL_LIMIT_SECONDS: Final = 5.0
 SHORTEST_SECONDS: Final = 0.2

@@ -8,8 +8,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from fleetplane.cli.clients.address import default_address
-from fleetplane.cli.parameters import DURATION, LOG_LEVELS, address_option
+from fleetplane.cli.parameters import DURATION, LOG_LEVELS, address_option, default_address
 
 
 @click.command()

@@ -175,8 +175,8 @@ def unregister(name: str, address: str | None, timeout: float) -> None:
 
 
 def _client(address: str | None, call_seconds: float) -> DeviceClient:
-    from fleetplane.cli.clients.address import default_address
     from fleetplane.cli.clients.client import DeviceClient
+    from fleetplane.cli.parameters import default_address
 
     return DeviceClient(address or default_address(), call_seconds=call_seconds)
 

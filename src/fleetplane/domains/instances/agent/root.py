@@ -36,11 +36,10 @@ from fleetplane.domains.instances.rules import files as file_rules
 from fleetplane.kernel.backoff import Backoff
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.errors import SettingsError
-from fleetplane.node.connection import SPREAD_SECONDS
-from fleetplane.node.host.address import address_towards
+from fleetplane.node.connection import SPREAD_SECONDS, Follow, no_check_in
+from fleetplane.node.host.proc import address_towards
 from fleetplane.node.lock import sole_user
 from fleetplane.node.tasks import in_thread
-from fleetplane.node.upgrade.following import Follow, no_check_in
 
 if TYPE_CHECKING:
     from fleetplane.node.upgrade.upgrader import Upgrader

@@ -30,10 +30,9 @@ from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError
 from fleetplane.node import link
 from fleetplane.node.certificates import Life
-from fleetplane.node.connection import SPREAD_SECONDS
+from fleetplane.node.connection import SPREAD_SECONDS, Follow, no_check_in, no_metadata
 from fleetplane.node.link import LinkLost
 from fleetplane.node.tasks import in_thread
-from fleetplane.node.upgrade.following import Follow, no_check_in, no_metadata
 
 LOST_CODES: Final = frozenset({grpc.StatusCode.UNAVAILABLE})
 STEADY_SECONDS: Final = 10.0

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fleetplane.cli.clients.owner_options import owner_options
 from fleetplane.cli.output import Format, format_option
-from fleetplane.cli.parameters import DURATION
+from fleetplane.cli.parameters import DURATION, owner_options
 from fleetplane.client.places import Place
 from fleetplane.domains.instances.cli.instances import admin_options
 
@@ -34,7 +33,7 @@ def open_console(tenant: str, seconds: float, data_dir: Path) -> None:
 
     The link is good once. Its session can look and do nothing else.
     """
-    from fleetplane.cli.resources import open_console as console
+    from fleetplane.cli import contexts as console
 
     click.get_current_context().invoke(
         console.open_console, roles=(VIEWER,), tenant=tenant, seconds=seconds, data_dir=data_dir, context=""

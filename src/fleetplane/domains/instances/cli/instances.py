@@ -11,9 +11,8 @@ import click
 
 from fleetplane.cli.clients.rest_client import rest_options
 from fleetplane.cli.lazy import LazyEntry, LazyGroup
-from fleetplane.cli.output import Format, format_option
+from fleetplane.cli.output import Format, format_option, working
 from fleetplane.cli.parameters import DURATION
-from fleetplane.cli.progress import working
 from fleetplane.client.places import Place
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ import click
 import grpc
 
 from fleetplane.cli.clients.client import PASSING_CODES, RECONNECT
-from fleetplane.cli.output import Format, json_line, rich_table, yaml_text
-from fleetplane.cli.progress import drawing
+from fleetplane.cli.output import Format, drawing, json_line, rich_table, yaml_text
 from fleetplane.domains.instances.cli import view as instances_view
 from fleetplane.domains.instances.cli.client import Operator, OperatorTarget
 from fleetplane.gen.nstance.v1 import operator_pb2

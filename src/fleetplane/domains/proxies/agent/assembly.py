@@ -34,8 +34,8 @@ from fleetplane.domains.proxies.agent.updates import Updates
 from fleetplane.domains.proxies.nginx.site import Site
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.kernel.clock import Clock
+from fleetplane.node.connection import Follow, no_check_in
 from fleetplane.node.logs.tail import ROTATE_BYTES, FileTail
-from fleetplane.node.upgrade.following import Follow, no_check_in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,9 +27,9 @@ from fleetplane.domains.proxies.nginx.site import OBSERVES, Binary, Paths, Site
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2
 from fleetplane.kernel.clock import Clock, SystemClock
 from fleetplane.kernel.errors import SettingsError
-from fleetplane.node.host.address import address_towards
+from fleetplane.node.connection import no_check_in
+from fleetplane.node.host.proc import address_towards
 from fleetplane.node.lock import Occupied, sole_user
-from fleetplane.node.upgrade.following import no_check_in
 
 if TYPE_CHECKING:
     from fleetplane.node.upgrade.upgrader import Upgrader

@@ -26,8 +26,8 @@ from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2_grpc
 from fleetplane.kernel.clock import Clock
 from fleetplane.node import link
+from fleetplane.node.connection import Follow, no_check_in
 from fleetplane.node.link import LinkLost, ServerRefused
-from fleetplane.node.upgrade.following import Follow, no_check_in
 from fleetplane.node.writer import StreamWriter
 
 REGISTRATION_SECONDS: Final = 10.0

@@ -11,7 +11,7 @@ from fleetplane.domains.proxies.live.subscriptions import EventLimits
 from fleetplane.fleet.feeds.ring import EventRing
 from fleetplane.kernel.clock import Clock
 from fleetplane.web.rest.gateway import Receive, Scope, Send
-from fleetplane.web.sockets.app import SocketApp
+from fleetplane.web.sockets.conversation import SocketApp
 
 PATH = "/v1/events"
 

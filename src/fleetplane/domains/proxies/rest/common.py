@@ -11,7 +11,6 @@ from fleetplane.domains.proxies.access import ProxyCaller
 from fleetplane.domains.proxies.audit import trail as audit_trail
 from fleetplane.kernel.resources import AnyResource
 from fleetplane.kernel.values.times import NS
-from fleetplane.web import times
 from fleetplane.web.rest import bodies
 from fleetplane.web.rest.problems import Code, Problem, Rejected
 from fleetplane.web.rest.routes import Answer, Call, Query, etag
@@ -83,8 +82,8 @@ def changes(patch: msgspec.Struct) -> dict[str, Any]:
 
 def window(query: Mapping[str, str], *, now_ns: int, longest_ns: int) -> tuple[int, int]:
     """The time that a question is about."""
-    to_ns = times.parsed(query["to"], field="to") if "to" in query else now_ns
-    from_ns = times.parsed(query["from"], field="from") if "from" in query else to_ns - NS_PER_HOUR
+    to_ns = bodies.parsed(query["to"], field="to") if "to" in query else now_ns
+    from_ns = bodies.parsed(query["from"], field="from") if "from" in query else to_ns - NS_PER_HOUR
     if from_ns >= to_ns:
         raise Rejected(Problem(field="from", message="Must be before `to`", code=Code.OUT_OF_RANGE))
     if to_ns - from_ns > longest_ns:

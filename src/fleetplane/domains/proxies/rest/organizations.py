@@ -37,7 +37,7 @@ from fleetplane.domains.proxies.tenancy.quotas import Quotas
 from fleetplane.domains.proxies.tenancy.users import Users
 from fleetplane.kernel.errors import PermissionDenied
 from fleetplane.kernel.store import Store
-from fleetplane.web import times
+from fleetplane.web.rest import bodies
 from fleetplane.web.rest.pages import Listing, in_order, listing, number, paging
 from fleetplane.web.rest.problems import Code, Problem, Rejected
 from fleetplane.web.rest.routes import Answer, Query, Route, RouteGroup
@@ -223,8 +223,8 @@ class PlaceRoutes:
             scope=call.scope,
             limit=limit,
             before=before or None,
-            from_ns=times.parsed(call.query["from"], field="from") if "from" in call.query else 0,
-            to_ns=times.parsed(call.query["to"], field="to") if "to" in call.query else None,
+            from_ns=bodies.parsed(call.query["from"], field="from") if "from" in call.query else 0,
+            to_ns=bodies.parsed(call.query["to"], field="to") if "to" in call.query else None,
             actor=call.query.get("actor", ""),
             action=call.query.get("action", ""),
             resource_type=call.query.get("resource_type", ""),

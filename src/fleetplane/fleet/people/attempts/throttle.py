@@ -21,7 +21,7 @@ from fleetplane.kernel.identity import MasterKey
 from fleetplane.kernel.identity.passwords import LoginFailures
 from fleetplane.kernel.networks import network_of
 from fleetplane.kernel.store import Store
-from fleetplane.web.rest.rate import RestRate
+from fleetplane.web.rest.gateway import RestRate
 
 log = structlog.get_logger(__name__)
 

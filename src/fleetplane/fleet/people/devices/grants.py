@@ -28,7 +28,7 @@ from fleetplane.kernel.networks import network_of, wider_network_of
 from fleetplane.kernel.resources import Key, Kind, Nothing, Resource
 from fleetplane.kernel.store import ABSENT, Draft, Store, transact_found
 from fleetplane.kernel.values.times import NS
-from fleetplane.web.rest.rate import RestRate
+from fleetplane.web.rest.gateway import RestRate
 
 LIFE_SECONDS = 600.0
 INTERVAL_SECONDS = 5.0

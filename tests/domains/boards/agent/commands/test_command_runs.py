@@ -20,7 +20,7 @@ from fleetplane.domains.boards.agent.commands.rules import ProgramJob
 from fleetplane.kernel.errors import FailedPrecondition, PermissionDenied, SettingsError, Unavailable
 from fleetplane.node.programs import run as program_run
 from fleetplane.node.programs.containment import Containment
-from fleetplane.node.programs.output import Ends, KeptOutput
+from fleetplane.node.programs.run import Ends, KeptOutput
 
 SH = "/bin/sh"
 AS_ROOT = os.geteuid() == 0

@@ -14,8 +14,14 @@ from support.boards.board_trees import FOURTH, plant
 from fleetplane.domains.boards.agent.metrics.sampler import FIRST_SECONDS, SLOW_EVERY, MetricsSampler
 from fleetplane.domains.boards.agent.metrics.values import Snapshot, Zone, cpu_shares
 from fleetplane.kernel.clock import SystemClock
-from fleetplane.node.host.psutil_host import PsutilHost
-from fleetplane.node.host.values import CpuTimes, Disk, LoadAverage, MemoryUse, NetworkInterface
+from fleetplane.node.host.psutil_host import (
+    CpuTimes,
+    Disk,
+    LoadAverage,
+    MemoryUse,
+    NetworkInterface,
+    PsutilHost,
+)
 from fleetplane.sim.clock import VirtualClock
 
 seconds = st.floats(0, 1e7)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from fleetplane.sections.base import SettingsSection, at_least
-from fleetplane.sections.listeners import ListenerSettings
+from fleetplane.sections.base import ListenerSettings, SettingsSection, at_least
 
 
 class LampSettings(SettingsSection, frozen=True):

@@ -26,9 +26,8 @@ from fleetplane.kernel.errors import (
     Unavailable,
 )
 from fleetplane.node.programs import run as programs
-from fleetplane.node.programs.containment import Containment, ProgramUser, ResourceLimits, account
-from fleetplane.node.programs.guard import Program
-from fleetplane.node.programs.output import KeptOutput
+from fleetplane.node.programs.containment import Containment, Program, ProgramUser, ResourceLimits, account
+from fleetplane.node.programs.run import KeptOutput
 
 FILE_LIMIT_BYTES: Final = 1024 * 1024
 OPEN_FILES: Final = 256

@@ -28,9 +28,8 @@ from fleetplane.gen.boards import boards_pb2 as pb
 from fleetplane.kernel.errors import FailedPrecondition, PermissionDenied, SettingsError, Unavailable
 from fleetplane.kernel.unbroken import finish
 from fleetplane.node.programs import run as programs
-from fleetplane.node.programs.containment import Containment
-from fleetplane.node.programs.guard import Program
-from fleetplane.node.programs.output import OutputTail, ProgramStream
+from fleetplane.node.programs.containment import Containment, Program
+from fleetplane.node.programs.run import OutputTail, ProgramStream
 from fleetplane.node.tasks import in_thread
 
 APT_GET: Final = "/usr/bin/apt-get"

@@ -23,10 +23,8 @@ from fleetplane.kernel.backoff import Backoff
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError, IntegrityError, InvalidArgument
 from fleetplane.node.programs import run as programs
-from fleetplane.node.programs.containment import Containment, ResourceLimits, account
-from fleetplane.node.programs.guard import Program
-from fleetplane.node.programs.output import FLOOD_SECONDS, OutputTail, ProgramStream
-from fleetplane.node.programs.run import ProgramExit
+from fleetplane.node.programs.containment import Containment, Program, ResourceLimits, account
+from fleetplane.node.programs.run import FLOOD_SECONDS, OutputTail, ProgramExit, ProgramStream
 
 PROGRAMS_LIMIT: Final = 32
 UP_LIMIT_SECONDS: Final = 300.0

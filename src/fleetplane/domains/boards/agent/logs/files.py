@@ -28,8 +28,7 @@ from fleetplane.domains.boards.agent.logs.entries import (
 )
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FailedPrecondition, InvalidArgument, Unavailable
-from fleetplane.node.logs.files import NotALog, look, open_log
-from fleetplane.node.logs.segments import MARK_PATTERN, SeenFile
+from fleetplane.node.logs.tail import MARK_PATTERN, NotALog, SeenFile, look, open_log
 
 BATCH_LINES: Final = 500
 WINDOWS_BYTES: Final = (256 * 1024, 2 * 1024 * 1024, 16 * 1024 * 1024)

@@ -25,8 +25,7 @@ from fleetplane.domains.boards.agent.metrics.values import (
 )
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import Unavailable
-from fleetplane.node.host.psutil_host import HostFacts
-from fleetplane.node.host.values import CpuTimes, Disk
+from fleetplane.node.host.psutil_host import CpuTimes, Disk, HostFacts
 
 INTERVAL_SECONDS: Final = 1.0
 SLOW_EVERY: Final = 5

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from fleetplane.node.host.values import CpuTimes, Disk, LoadAverage, MemoryUse, NetworkInterface, percent
+from fleetplane.node.host.psutil_host import CpuTimes, Disk, LoadAverage, MemoryUse, NetworkInterface, percent
 
 HOT_CELSIUS: Final = 80.0
 """Where the boards' firmware begins to slow the processor down."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from msgspec import UNSET, UnsetType, field
 
 from fleetplane.domains.boards.rest.common import BoardShape, Data
-from fleetplane.web.rest.values import Number
+from fleetplane.web.rest.bodies import Number
 
 
 class ShownAuthority(BoardShape, frozen=True, kw_only=True):

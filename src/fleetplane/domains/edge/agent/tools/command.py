@@ -22,9 +22,8 @@ from fleetplane.domains.edge.agent.tools.contract import (
 from fleetplane.kernel.errors import SettingsError
 from fleetplane.node.programs import containment
 from fleetplane.node.programs import run as programs
-from fleetplane.node.programs.containment import Containment, ProgramUser, ResourceLimits
-from fleetplane.node.programs.guard import Program
-from fleetplane.node.programs.output import Streamed
+from fleetplane.node.programs.containment import Containment, Program, ProgramUser, ResourceLimits
+from fleetplane.node.programs.run import Streamed
 
 KNOWN: Final = frozenset({"command", "args", "cwd", "timeout_secs", "env"})
 DEFAULT_TIMEOUT_SECONDS: Final = 600.0

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
 
 from fleetplane.kernel.errors import InvalidArgument
-from fleetplane.node.programs.output import Emit, ProgramStream
+from fleetplane.node.programs.run import Emit, ProgramStream
 
 __all__ = (
     "BadArguments",

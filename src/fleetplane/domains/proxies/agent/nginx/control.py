@@ -34,7 +34,7 @@ from fleetplane.domains.proxies.nginx.rendering import RELEASE_PATH, STATUS_PATH
 from fleetplane.domains.proxies.nginx.site import Binary, Site
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import SettingsError
-from fleetplane.node.logs.files import NotALog, open_log
+from fleetplane.node.logs.tail import NotALog, open_log
 
 ASK_SECONDS: Final = 1.0
 POLL_SECONDS: Final = 0.03
