@@ -22,8 +22,8 @@ from bench.figures import Effort, Row, alone
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.resources import Kind
 from fleetplane.kernel.store import Store, StoreSettings
-from fleetplane.kernel.store.bells.bus import NatsSettings
-from fleetplane.kernel.store.servers.standby import Standby
+from fleetplane.kernel.store.notifiers.notifier import NatsSettings
+from fleetplane.kernel.store.servers.replica import Replica
 from tools.run_cluster import Cluster, Ports, free_port
 
 MUST = 10.0
@@ -43,9 +43,9 @@ THING: Kind[Spec, Spec] = Kind("thing", Spec, Spec)
 @asynccontextmanager
 async def pair(folder: Path, url: str, bus: NatsSettings | None) -> AsyncIterator[tuple[Store, Store]]:
     """One that writes, and one that stands by."""
-    seen: asyncio.Future[Standby] = asyncio.get_running_loop().create_future()
+    seen: asyncio.Future[Replica] = asyncio.get_running_loop().create_future()
 
-    async def meanwhile(standby: Standby) -> None:
+    async def meanwhile(standby: Replica) -> None:
         seen.set_result(standby)
 
     def opened(name: str) -> StoreSettings:

@@ -18,7 +18,7 @@ from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.errors import Unavailable
 from fleetplane.kernel.resources import Kind
 from fleetplane.kernel.store import Store, StoreSettings
-from fleetplane.kernel.store.servers.standby import Standby
+from fleetplane.kernel.store.servers.replica import Replica
 
 LATE_SECONDS = 0.03
 LOOK_SECONDS = 0.02
@@ -84,7 +84,7 @@ async def main(url: str, folder: Path, name: str, callers: int) -> None:
             for caller in range(callers):
                 tasks.create_task(writing.write(store, caller))
 
-    async def meanwhile(standby: Standby) -> None:
+    async def meanwhile(standby: Replica) -> None:
         await work(standby.store)
 
     settings = StoreSettings(path=folder / name / "store.db", url=url, server=name)

@@ -35,7 +35,7 @@ from fleetplane.rpc import (
     MethodTable,
     open_listener,
 )
-from fleetplane.rpc.listening.descriptors import connections_of
+from fleetplane.rpc.listening.sockets import connections_of
 from fleetplane.server import endpoints
 
 LISTENER = "edge"

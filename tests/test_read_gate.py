@@ -13,8 +13,8 @@ from support.shared.storekit import SCOPE, THING, put
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.errors import SettingsError, Unavailable
 from fleetplane.kernel.store.engine import GroupAuthor
-from fleetplane.kernel.store.servers import seat
-from fleetplane.kernel.store.servers.read_index import FRESH_SECONDS
+from fleetplane.kernel.store.servers import leader_lease
+from fleetplane.kernel.store.servers.leader_lease import FRESH_SECONDS
 from fleetplane.rpc import Needs
 from fleetplane.server.read_gate import ReadGate, StandsBy
 from fleetplane.web.ops import READS_ONLY, Mount
@@ -63,7 +63,7 @@ def test_the_active_server_asks_before_every_answer_since_others_write_too() -> 
             await gate.passed(needs)
         assert index.looks == before + 3
         # Stopped and woken: what waited in its sockets is handled before it learns that it was replaced.
-        servers.first.seat.heard -= seat.GIVE_UP_SECONDS + 1
+        servers.first.seat.heard -= leader_lease.GIVE_UP_SECONDS + 1
         servers.first_link.cut = True
         with pytest.raises(Unavailable):
             await gate.passed(Needs.STORE)
@@ -135,7 +135,7 @@ def test_routes_stand_behind_the_same_gate() -> None:
         await _not_reads(gate, app)
         assert len(seen) == 1
         servers.link.cut = True
-        await asyncio.sleep(seat.GIVE_UP_SECONDS)
+        await asyncio.sleep(leader_lease.GIVE_UP_SECONDS)
         assert ((await asked(mounted.app, READS))[0], len(seen), gate.is_fresh) == (503, 1, False)
 
     with_pair(work)

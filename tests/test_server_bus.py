@@ -12,9 +12,9 @@ from support.shared.server_process import START_SECONDS, running_server
 from support.shared.waiting_server import patient
 
 PATIENT = """
-from fleetplane.kernel.store.bells import nats_bus
+from fleetplane.kernel.store.notifiers import nats
 
-nats_bus.CONNECT_SECONDS = 60
+nats.CONNECT_SECONDS = 60
 """
 """Only why the bus is away first is logged: it must not be that this process was held up."""
 

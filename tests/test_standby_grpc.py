@@ -49,10 +49,10 @@ T = TypeVar("T")
 
 UNGATED = """
 import os
-from fleetplane.kernel.store.bells.doorbell import Doorbell
-from fleetplane.kernel.store.servers.read_index import ReadIndex
+from fleetplane.kernel.store.notifiers.notifier import CommitNotifier
+from fleetplane.kernel.store.servers.leader_lease import ReadIndex
 
-confirm, wake = ReadIndex.confirm, Doorbell._wake
+confirm, wake = ReadIndex.confirm, CommitNotifier._wake
 
 async def ungated(self):
     if not os.path.exists({path!r}):
@@ -62,7 +62,7 @@ def unheard(self, number):
     if not os.path.exists({path!r}):
         wake(self, number)
 
-ReadIndex.confirm, Doorbell._wake = ungated, unheard
+ReadIndex.confirm, CommitNotifier._wake = ungated, unheard
 """
 """A defect that can be put into a server that runs: reads come from memory as it is, which is behind
 because the bell is not heard either."""

@@ -29,7 +29,7 @@ from fleetplane.domains.edge.agent.identity.enrolment import Enroller, Enrolment
 from fleetplane.domains.edge.agent.identity.state_folder import StateFolder
 from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2, gpu_pb2_grpc, provider_pb2, provider_pb2_grpc
 from fleetplane.kernel.clock import SystemClock
-from fleetplane.kernel.presence.kinds import PresenceSpec
+from fleetplane.kernel.presence.departures import PresenceSpec
 
 SECONDS = 60.0
 VERIFY = "/v1/fleet/audit/verify"

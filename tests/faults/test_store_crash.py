@@ -14,7 +14,7 @@ from support.shared import crash_writer
 from support.shared.crash_writer import PARTS, WRITERS
 from support.shared.storekit import SCOPE, THING, flat, opened, taken
 
-from fleetplane.kernel.audit.files import verify_file
+from fleetplane.kernel.audit.archive import verify_file
 from fleetplane.kernel.store import Store
 from fleetplane.kernel.watch import Event, EventType
 

@@ -13,7 +13,7 @@ import pytest
 from support.shared import full_disk_writer
 from support.shared.storekit import SCOPE, THING, asked, audit_of, opened, put
 
-from fleetplane.kernel.audit.files import verify_file
+from fleetplane.kernel.audit.archive import verify_file
 from fleetplane.kernel.errors import StorageFull, Unavailable
 
 

@@ -65,7 +65,7 @@ from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.kernel.identity import MasterKey
 from fleetplane.kernel.identity.revocation import Revocations
 from fleetplane.kernel.kinds import KERNEL_KINDS
-from fleetplane.kernel.presence.heard import LastSeen
+from fleetplane.kernel.presence.last_seen import LastSeen
 from fleetplane.kernel.resources import AnyResource
 from fleetplane.kernel.store import Draft, Store
 

@@ -14,9 +14,9 @@ from fleetplane.fleet.servers import (
     servers,
     shown,
 )
-from fleetplane.kernel.store.bells.bus import BusKind, BusState
 from fleetplane.kernel.store.engines.postgres_servers import SeenServer, ServerState
-from fleetplane.kernel.store.servers.report import ServerReport
+from fleetplane.kernel.store.notifiers.notifier import BusKind, BusState
+from fleetplane.kernel.store.servers.engine import ServerReport
 from fleetplane.kernel.values.times import NS, spelled
 
 NOW_NS = 1_800_000_000 * NS

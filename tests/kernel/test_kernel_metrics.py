@@ -8,9 +8,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from fleetplane.kernel.kinds import KERNEL_KINDS
 from fleetplane.kernel.reconcile import PassResult, Reconciler
-from fleetplane.kernel.reconcile.metrics import ReconcileCollector
-from fleetplane.kernel.sessions.metrics import SessionCollector
-from fleetplane.kernel.sessions.sessions import Session, Sessions
+from fleetplane.kernel.reconcile.reconciler import ReconcileCollector
+from fleetplane.kernel.sessions import Session, SessionCollector, Sessions
 from fleetplane.kernel.store import Store, StoreSettings
 from fleetplane.sim.clock import VirtualClock
 

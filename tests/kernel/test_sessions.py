@@ -9,7 +9,7 @@ import pytest
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.errors import InvalidArgument, ResourceExhausted, Unauthenticated
 from fleetplane.kernel.identity.revocation import REVOCATION, Revocations
-from fleetplane.kernel.sessions.sessions import ENDED, REVOKED, STOPPING, SUPERSEDED, Session, Sessions
+from fleetplane.kernel.sessions import ENDED, REVOKED, STOPPING, SUPERSEDED, Session, Sessions
 from fleetplane.kernel.store import Store, StoreSettings
 
 CLOCK = SystemClock()

@@ -32,7 +32,7 @@ from fleetplane.rpc import (
     RpcLimits,
 )
 from fleetplane.rpc.serving.framing import prefix
-from fleetplane.rpc.serving.metadata import decode_binary
+from fleetplane.rpc.serving.status import decode_binary
 
 UNARY = f"/{SERVICE}/Unary"
 DOWN = f"/{SERVICE}/Down"

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from fleetplane.kernel.errors import SettingsError
-from fleetplane.rpc.listening.descriptors import CONNECTIONS, FEWEST, RESERVED, connections_within
+from fleetplane.rpc.listening.sockets import CONNECTIONS, FEWEST, RESERVED, connections_within
 
 
 @pytest.mark.parametrize(

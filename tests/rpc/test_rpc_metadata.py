@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetplane.rpc.serving.metadata import (
+from fleetplane.rpc.serving.status import (
     BadTimeout,
     MetadataError,
     decode_binary,

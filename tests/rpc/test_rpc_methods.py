@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fleetplane.kernel.errors import SettingsError
 from fleetplane.rpc import Authentication, MethodRow, MethodTable, Rate
-from fleetplane.rpc.admission import RateLimiter
+from fleetplane.rpc.methods import RateLimiter
 
 
 def row(path: str = "/a.B/C", listener: str = "x") -> MethodRow:

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Generator
 from typing import Any
 
+from fleetplane.rpc.serving.connection import Shared, push
 from fleetplane.rpc.serving.framing import Framed
-from fleetplane.rpc.serving.push import Shared, push
 
 EVENT = {"type": "http.response.body"}
 

@@ -57,10 +57,10 @@ from fleetplane.kernel.identity.bindings import Bindings
 from fleetplane.kernel.identity.tokens import TokenRecord
 from fleetplane.kernel.objects import Objects
 from fleetplane.kernel.reconcile import LEASE
-from fleetplane.kernel.reconcile.metrics import ReconcileCollector
-from fleetplane.kernel.sessions.metrics import SessionCollector
-from fleetplane.kernel.store.bells.bus import NO_BUS
-from fleetplane.kernel.store.servers.report import ServerReport
+from fleetplane.kernel.reconcile.reconciler import ReconcileCollector
+from fleetplane.kernel.sessions import SessionCollector
+from fleetplane.kernel.store.notifiers.notifier import NO_BUS
+from fleetplane.kernel.store.servers.engine import ServerReport
 from fleetplane.rpc import Authentication, Authenticator, service_rows
 from fleetplane.web.documents import console_mounts
 from fleetplane.web.ops import Mount

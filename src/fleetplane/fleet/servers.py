@@ -15,8 +15,8 @@ from zlib import crc32
 from fleetplane.fleet.resources.common import VIEW, as_stored, at_root, made_up
 from fleetplane.fleet.resources.declaration import Column, ObservedPart, PublicResource, ResourceShape
 from fleetplane.kernel.resources import AnyResource, Kind
-from fleetplane.kernel.store.bells.bus import BusState
-from fleetplane.kernel.store.servers.report import ServerReport
+from fleetplane.kernel.store.notifiers.notifier import BusState
+from fleetplane.kernel.store.servers.engine import ServerReport
 from fleetplane.kernel.values.times import NS, spelled
 
 FRESH_SECONDS = 5.0

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from fleetplane.kernel.commands import COMMAND, COMMAND_TARGET
 from fleetplane.kernel.freeze import FREEZE
-from fleetplane.kernel.identity.bindings import BINDING
-from fleetplane.kernel.identity.ended_places import ENDED_PLACE
+from fleetplane.kernel.identity.bindings import BINDING, ENDED_PLACE
 from fleetplane.kernel.identity.revocation import REVOCATION
 from fleetplane.kernel.presence import PRESENCE
 from fleetplane.kernel.reconcile import LEASE

@@ -3,13 +3,11 @@
 from fleetplane.rpc.listening.listeners import Listener, ListenerSpec, TlsFiles, open_listener
 from fleetplane.rpc.methods import Authentication, MethodRow, MethodTable, Needs, Rate, service_rows
 from fleetplane.rpc.serving.app import GrpcApp
-from fleetplane.rpc.serving.connection import Authenticator, Connection, FixedPrincipal
-from fleetplane.rpc.serving.context import CallContext
+from fleetplane.rpc.serving.connection import Authenticator, Connection, FixedPrincipal, Shared
+from fleetplane.rpc.serving.context import CallContext, CallGate
 from fleetplane.rpc.serving.framing import Framed
-from fleetplane.rpc.serving.gate import CallGate
+from fleetplane.rpc.serving.guard import Bound, RpcLimits
 from fleetplane.rpc.serving.handlers import ImmediateAnswer
-from fleetplane.rpc.serving.limits import Bound, RpcLimits
-from fleetplane.rpc.serving.push import Shared
 from fleetplane.rpc.statistics import CallStatistics, MethodStatistics
 
 __all__ = [

@@ -16,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from fleetplane.rpc.serving.limits import Bound
+from fleetplane.rpc.serving.guard import Bound
 from fleetplane.rpc.serving.status import CODE_NAMES, OK
 
 LATENCY_BUCKETS: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from fleetplane.kernel.errors import SettingsError
 from fleetplane.kernel.objects import LocalObjects, Objects
-from fleetplane.kernel.store.bells.bus import NatsSettings
+from fleetplane.kernel.store.notifiers.notifier import NatsSettings
 from fleetplane.sections.base import Secret, SecretFile, SettingsSection, at_least, one_of
 
 SCHEMES = ("nats", "tls")

@@ -14,8 +14,15 @@ from prometheus_client.registry import Collector
 
 from fleetplane.kernel.audit import archive as audit_archive
 from fleetplane.kernel.audit import chain as audit
-from fleetplane.kernel.audit.anchors import Anchor, FileAnchor, ObjectAnchor, SyslogAnchor, WebhookAnchor
-from fleetplane.kernel.audit.checkpoints import CheckpointSigner, read
+from fleetplane.kernel.audit.checkpoints import (
+    Anchor,
+    CheckpointSigner,
+    FileAnchor,
+    ObjectAnchor,
+    SyslogAnchor,
+    WebhookAnchor,
+    read,
+)
 from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError

@@ -27,8 +27,8 @@ from typing import IO, BinaryIO
 import msgspec
 
 from fleetplane.kernel.audit import archive as audit_archive
+from fleetplane.kernel.audit.archive import Means, verify_file
 from fleetplane.kernel.audit.chain import ChainVerdict
-from fleetplane.kernel.audit.files import Means, verify_file
 from fleetplane.kernel.errors import (
     AlreadyExists,
     FleetplaneError,
@@ -41,9 +41,8 @@ from fleetplane.kernel.errors import (
 )
 from fleetplane.kernel.objects import LocalObjects
 from fleetplane.kernel.store.engines import postgres_copy
-from fleetplane.kernel.store.engines.postgres_upgrade import check_alone
-from fleetplane.kernel.store.engines.standing import StoreStanding, standing
-from fleetplane.kernel.store.lineage import MarkFile, Recorded
+from fleetplane.kernel.store.engines.postgres_schema import check_alone
+from fleetplane.kernel.store.lineage import MarkFile, Recorded, StoreStanding, standing
 from fleetplane.kernel.store.schema import SCHEMA_REVISION
 from fleetplane.kernel.telemetry.postgres import copying as telemetry_copying
 from fleetplane.kernel.telemetry.values import DAY_SECONDS

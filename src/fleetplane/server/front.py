@@ -30,8 +30,8 @@ from fleetplane.kernel.identity import Authority, peer_identity
 from fleetplane.kernel.stalls import Watchdog
 from fleetplane.rpc import Connection, GrpcApp, Listener, ListenerSpec, open_listener
 from fleetplane.rpc.introspection import HealthBoard
-from fleetplane.rpc.listening.descriptors import connections_of
-from fleetplane.rpc.listening.warden import Warden, WardenCollector
+from fleetplane.rpc.listening.sockets import connections_of
+from fleetplane.rpc.listening.warden import ConnectionLimiter, ConnectionLimiterCollector
 from fleetplane.server import endpoints
 from fleetplane.server.grpc_apps import compose, cut_off
 from fleetplane.server.read_gate import ReadGate
@@ -157,8 +157,8 @@ class Front:
         )
         self.presenting = Presenting(kernel.authority, self._specs, self.apps.values(), kernel.clock)
         self.listeners: list[Listener] = []
-        self.warden = Warden()
-        registry.register(WardenCollector(self.warden))
+        self.warden = ConnectionLimiter()
+        registry.register(ConnectionLimiterCollector(self.warden))
 
     def __repr__(self) -> str:
         return f"<Front {', '.join(one.name for one in self.listeners)}>"

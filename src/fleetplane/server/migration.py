@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fleetplane.kernel.errors import AlreadyExists, IntegrityError, NotFound, SettingsError
 from fleetplane.kernel.store.engines.postgres_copy import put
-from fleetplane.kernel.store.engines.standing import standing
+from fleetplane.kernel.store.lineage import standing
 from fleetplane.kernel.telemetry.postgres.copying import move_in
 from fleetplane.server.backups import AUDIT, TELEMETRY, check, means_of, oldest_measured_ns
 from fleetplane.server.offline import DataDirectory, bring_up_to_date, reading

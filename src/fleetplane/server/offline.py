@@ -12,19 +12,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fleetplane import settings as configuration
+from fleetplane.kernel.audit.archive import Means, verify_file
 from fleetplane.kernel.audit.chain import ChainVerdict
 from fleetplane.kernel.audit.checkpoints import CheckpointSigner, read_all
-from fleetplane.kernel.audit.files import Means, verify_file
 from fleetplane.kernel.clock import Clock, SystemClock
 from fleetplane.kernel.errors import IntegrityError, NotFound, Unavailable
 from fleetplane.kernel.identity import MasterKey
 from fleetplane.kernel.objects import Objects
-from fleetplane.kernel.objects.recorded import OBJECT, differing
+from fleetplane.kernel.objects.port import OBJECT, differing
 from fleetplane.kernel.store import StoreSettings
+from fleetplane.kernel.store.disk import exclusive
 from fleetplane.kernel.store.engines.sqlite import SqliteEngine
-from fleetplane.kernel.store.engines.standing import StoreStanding, standing
-from fleetplane.kernel.store.lineage import MarkFile, Recorded, begin, check_kept
-from fleetplane.kernel.store.lock import exclusive
+from fleetplane.kernel.store.lineage import MarkFile, Recorded, StoreStanding, begin, check_kept, standing
 from fleetplane.kernel.store.settings import place
 from fleetplane.sections.process import ObjectStorageSettings
 from fleetplane.settings import Settings

@@ -1,6 +1,6 @@
 """The gate before every call and every route of a server that shares its database with others.
 
-Every server writes, so each asks the read index first (`kernel/store/servers/read_index.py`): what was
+Every server writes, so each asks the read index first (`kernel/store/servers/leader_lease.py`): what was
 acknowledged anywhere before the call came is in memory when it is answered, tokens and rights included. On a
 server that stands by, everything that needs the active one is refused, naming it.
 """
@@ -14,8 +14,8 @@ from dataclasses import replace
 
 from fleetplane.kernel.errors import FleetplaneError, Unavailable
 from fleetplane.kernel.store import Store
-from fleetplane.kernel.store.servers.read_index import FRESH_SECONDS
-from fleetplane.kernel.store.servers.standby import Standby
+from fleetplane.kernel.store.servers.leader_lease import FRESH_SECONDS
+from fleetplane.kernel.store.servers.replica import Replica
 from fleetplane.rpc import Needs
 from fleetplane.web.apis import problems
 from fleetplane.web.ops import READS_ONLY, App, Mount, Receive, Scope, Send
@@ -27,7 +27,7 @@ class StandsBy(Unavailable):
     reason = "STANDS_BY"
 
 
-def elsewhere(standby: Standby) -> StandsBy:
+def elsewhere(standby: Replica) -> StandsBy:
     """The refusal of what only the active server does."""
     if standby.seat.author.term:
         return StandsBy("this server is becoming the active one, and does not do this yet", hint="try again")
@@ -41,7 +41,7 @@ def elsewhere(standby: Standby) -> StandsBy:
 class ReadGate:
     """For gRPC a `CallGate`; for routes see `mount`."""
 
-    def __init__(self, standby: Standby, store: Store, *, active: bool) -> None:
+    def __init__(self, standby: Replica, store: Store, *, active: bool) -> None:
         """`store` is what domains are built on; `active` says whether this server answers everything."""
         self._standby = standby
         self._store = store

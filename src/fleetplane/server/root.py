@@ -20,7 +20,7 @@ from fleetplane.kernel.errors import IntegrityError, SettingsError
 from fleetplane.kernel.files import ensure_private
 from fleetplane.kernel.kinds import KERNEL_KINDS
 from fleetplane.kernel.store import Store, StoreSettings, lineage
-from fleetplane.kernel.store.servers.standby import Standby
+from fleetplane.kernel.store.servers.replica import Replica
 from fleetplane.server import assembly, ready_file
 from fleetplane.server.offline import MasterKeys
 from fleetplane.server.serving import Announce, RunningServer, Turn
@@ -49,7 +49,7 @@ async def serve(settings: Settings, *, announce: Announce) -> None:
     assembly.shared_objects(settings)  # or an error, before anything is opened
     kinds = [*KERNEL_KINDS, *(kind for blueprint in blueprints for kind in blueprint.kinds)]
     keys = MasterKeys(settings, clock)
-    joined: asyncio.Future[Standby] = asyncio.get_running_loop().create_future()
+    joined: asyncio.Future[Replica] = asyncio.get_running_loop().create_future()
     async with contextlib.AsyncExitStack() as stack:
         opening = Store.open(
             _store_settings(settings, data_dir, clock),
@@ -83,7 +83,7 @@ async def serve(settings: Settings, *, announce: Announce) -> None:
 
 
 async def _live(
-    serving: RunningServer, joined: asyncio.Future[Standby], turn: Turn, stop: asyncio.Event
+    serving: RunningServer, joined: asyncio.Future[Replica], turn: Turn, stop: asyncio.Event
 ) -> None:
     """Serve until stopped: while others are active as one that stands by, then as the one that is."""
     stopping = asyncio.ensure_future(stop.wait())
@@ -103,7 +103,7 @@ async def _live(
 
 
 async def _stood_by(
-    serving: RunningServer, standby: Standby, turn: Turn, stopping: asyncio.Future[Any]
+    serving: RunningServer, standby: Replica, turn: Turn, stopping: asyncio.Future[Any]
 ) -> None:
     """Serve as one that stands by, and go on so when its turn comes; what does not serve yet is dropped."""
     attempt = asyncio.ensure_future(serving.run(standby, leads=False))
@@ -128,7 +128,7 @@ async def _first(*ends: asyncio.Future[Any], seconds: float | None = None) -> No
     await asyncio.wait(ends, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
 
 
-def _tell(joined: asyncio.Future[Standby], standby: Standby) -> Coroutine[Any, Any, None]:
+def _tell(joined: asyncio.Future[Replica], standby: Replica) -> Coroutine[Any, Any, None]:
     """This server has loaded its store, and follows the others from now on."""
     joined.set_result(standby)
     return asyncio.sleep(0)

@@ -33,13 +33,12 @@ from fleetplane.kernel.identity.revocation import Revocations
 from fleetplane.kernel.identity.revocation_lists import RevocationLists
 from fleetplane.kernel.stalls import StallCollector, StallDetector, Watchdog, WatchdogCollector
 from fleetplane.kernel.store import Store
-from fleetplane.kernel.store.bells.metrics import BellCollector
+from fleetplane.kernel.store.disk import Space
 from fleetplane.kernel.store.history import HistoryBounds, HistoryKeeper
-from fleetplane.kernel.store.metrics import StoreCollector
-from fleetplane.kernel.store.servers.standby import Standby
-from fleetplane.kernel.store.space import Space
+from fleetplane.kernel.store.metrics import NotifierCollector, StoreCollector
+from fleetplane.kernel.store.servers.replica import Replica
 from fleetplane.kernel.telemetry import Telemetry
-from fleetplane.kernel.telemetry.metrics import TelemetryCollector
+from fleetplane.kernel.telemetry.telemetry import TelemetryCollector
 from fleetplane.rpc import CallStatistics
 from fleetplane.rpc.listening.doors import ListenerMiddleware
 from fleetplane.sections.process import ObjectStorageSettings
@@ -104,7 +103,7 @@ class RunningServer:
     def __repr__(self) -> str:
         return f"<Serving {'leads' if self.leads else 'stands by' if self.is_up else 'begins'}>"
 
-    async def run(self, standby: Standby | None, *, leads: bool) -> None:
+    async def run(self, standby: Replica | None, *, leads: bool) -> None:
         """Build and serve, and take over in time; until the server is stopped, or what it knows is stale.
 
         Without a `standby` nobody else uses the database. A server that `leads` has had its turn.
@@ -115,7 +114,7 @@ class RunningServer:
         finally:
             self.is_up = False
 
-    async def _run(self, standby: Standby | None) -> None:
+    async def _run(self, standby: Replica | None) -> None:
         store = self._turn.result() if standby is None else standby.store.reader(lambda: elsewhere(standby))
         async with contextlib.AsyncExitStack() as stack:
             if standby is not None and not self.leads:
@@ -174,7 +173,7 @@ class RunningServer:
             revocation_lists=RevocationLists(store, authority, clock),
         )
 
-    async def _built(self, kernel: Kernel, standby: Standby | None) -> ServerParts:
+    async def _built(self, kernel: Kernel, standby: Replica | None) -> ServerParts:
         directory = DataDirectory(self._settings, kernel.clock)
         domains = await assembly.build(
             self._settings,
@@ -240,7 +239,7 @@ class RunningServer:
             begun += [tasks.keep(f"here/{type(one).__name__}", one.run_here) for one in built.domains]
         return begun
 
-    async def _stand_by(self, built: ServerParts, standby: Standby) -> None:
+    async def _stand_by(self, built: ServerParts, standby: Replica) -> None:
         """Until it is this server's turn, or it is stopped, or what it knows is stale."""
         gate, front = built.gate, built.front
         assert gate is not None
@@ -355,7 +354,7 @@ class ServerParts:
         PlatformCollector(registry=registry)
         registry.register(kernel.calls.collector())
         registry.register(StoreCollector(kernel.store))
-        registry.register(BellCollector(kernel.store))
+        registry.register(NotifierCollector(kernel.store))
         registry.register(StallCollector(kernel.attention))
         if kernel.telemetry is not None:
             registry.register(TelemetryCollector(kernel.telemetry))

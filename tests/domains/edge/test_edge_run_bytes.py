@@ -14,7 +14,7 @@ from fleetplane.fleet.runs.policy import RunPolicy
 from fleetplane.fleet.runs.records import RunState, RunStatus, Summary
 from fleetplane.fleet.runs.targets import Skipped, SkipReason
 from fleetplane.kernel.commands import COMMAND_TARGET, CommandState, CommandTarget
-from fleetplane.kernel.commands.kinds import CommandTargetSpec, TargetStatus
+from fleetplane.kernel.commands.rules import CommandTargetSpec, TargetStatus
 from fleetplane.kernel.resources import Kind, Resource
 
 RUN_ID, NODE = "00000000000000000000000000000007", "11111111-1111-1111-1111-111111111111"

@@ -17,7 +17,7 @@ from fleetplane.domains.gpus.registry import Gpus
 from fleetplane.domains.gpus.rules import GpuPolicy
 from fleetplane.domains.gpus.shared_providers import CHANNEL, LEEWAY_SECONDS, SharedProviders
 from fleetplane.kernel.errors import ResourceExhausted
-from fleetplane.kernel.presence.heard import LastSeen
+from fleetplane.kernel.presence.last_seen import LastSeen
 from fleetplane.kernel.resources import Condition
 
 LEASE_SECONDS = 30.0

@@ -23,8 +23,8 @@ from fleetplane.domains.proxies.kinds.records import (
     VirtualHostSpec,
 )
 from fleetplane.fleet.masking import MASK, masked
+from fleetplane.kernel.audit.archive import verify_file
 from fleetplane.kernel.audit.chain import read
-from fleetplane.kernel.audit.files import verify_file
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.identity import MasterKey
 from fleetplane.kernel.resources import AnyKind, AnyResource, Resource

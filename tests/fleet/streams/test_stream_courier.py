@@ -11,7 +11,7 @@ import pytest
 from fleetplane.fleet.streams.courier import StreamCourier
 from fleetplane.fleet.streams.presence import Flight, Live, Presences
 from fleetplane.kernel.commands import COMMAND, COMMAND_TARGET, Command, Commands, CommandState, state_of
-from fleetplane.kernel.sessions.sessions import Sessions
+from fleetplane.kernel.sessions import Sessions
 from fleetplane.kernel.store import Store, StoreSettings
 from fleetplane.sim.clock import VirtualClock
 

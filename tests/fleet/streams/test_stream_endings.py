@@ -8,7 +8,7 @@ import pytest
 
 from fleetplane.fleet.streams.presence import closed_error, until_closed
 from fleetplane.kernel.errors import Conflict, Unauthenticated
-from fleetplane.kernel.sessions.sessions import REVOKED, STOPPING, SUPERSEDED, Session, Sessions
+from fleetplane.kernel.sessions import REVOKED, STOPPING, SUPERSEDED, Session, Sessions
 
 
 def opened() -> Session[None]:

@@ -17,8 +17,8 @@ from fleetplane.fleet.streams.presence import Presences
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.kernel.errors import Conflict, FleetplaneError, PermissionDenied, Unavailable
 from fleetplane.kernel.presence import ReplayedHello
-from fleetplane.kernel.presence.whereabouts import GATHER_SECONDS
-from fleetplane.kernel.sessions.sessions import Sessions
+from fleetplane.kernel.presence.registry import GATHER_SECONDS
+from fleetplane.kernel.sessions import Sessions
 
 NEVER = 2**62
 

@@ -11,8 +11,8 @@ import pytest
 from support.shared.storekit import SCOPE, THING, opened, put, remove
 
 from fleetplane.kernel.audit import chain as audit
+from fleetplane.kernel.audit.archive import verify_file
 from fleetplane.kernel.audit.chain import AuditedChange, ChainEntry, ChainVerdict, Head, Row, verify
-from fleetplane.kernel.audit.files import verify_file
 from fleetplane.kernel.errors import IntegrityError, NotFound, Unavailable
 
 

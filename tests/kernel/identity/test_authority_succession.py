@@ -24,8 +24,7 @@ from fleetplane.kernel.errors import FailedPrecondition, InvalidArgument
 from fleetplane.kernel.identity import Authority, IssuedCertificate, MasterKey
 from fleetplane.kernel.identity.authority import WORKLOAD
 from fleetplane.kernel.identity.certificates import peer_identity
-from fleetplane.kernel.identity.roots import make_root
-from fleetplane.kernel.identity.succession import AuthorityRecord, Succession, SuccessionPhase
+from fleetplane.kernel.identity.roots import AuthorityRecord, Succession, SuccessionPhase, make_root
 from fleetplane.kernel.store import Store, StoreSettings
 
 CLOCK = SystemClock()

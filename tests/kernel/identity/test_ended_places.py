@@ -9,7 +9,7 @@ import pytest
 from fleetplane.kernel.access import Role
 from fleetplane.kernel.errors import Unauthenticated
 from fleetplane.kernel.identity import MasterKey, OneTimeTokens
-from fleetplane.kernel.identity.ended_places import (
+from fleetplane.kernel.identity.bindings import (
     ENDED_PLACE,
     LIVES_LIMIT,
     SCOPE,

@@ -13,8 +13,8 @@ from support.kernel.leaving import leave_while_written
 from fleetplane.kernel.access import Role
 from fleetplane.kernel.errors import AlreadyExists, Unauthenticated
 from fleetplane.kernel.identity import Authority, MasterKey
+from fleetplane.kernel.identity.roots import SuccessionPhase
 from fleetplane.kernel.identity.signing import SigningKeys
-from fleetplane.kernel.identity.succession import SuccessionPhase
 from fleetplane.kernel.identity.tokens import OneTimeTokens
 from fleetplane.kernel.kinds import KERNEL_KINDS
 from fleetplane.kernel.store import Store, StoreSettings

@@ -18,9 +18,9 @@ from fleetplane.kernel.access import Role
 from fleetplane.kernel.errors import AlreadyExists, Conflict, FailedPrecondition, Unauthenticated, Unavailable
 from fleetplane.kernel.identity import Authority, MasterKey
 from fleetplane.kernel.identity.authority import WORKLOAD
-from fleetplane.kernel.identity.sealed_secret import ReplacedMeanwhile, SealedSecret, Unsealed
+from fleetplane.kernel.identity.master_key import ReplacedMeanwhile, SealedSecret, Unsealed
+from fleetplane.kernel.identity.roots import SuccessionPhase
 from fleetplane.kernel.identity.signing import SigningKeys
-from fleetplane.kernel.identity.succession import SuccessionPhase
 from fleetplane.kernel.identity.tokens import TOKEN_NAME, OneTimeTokens
 from fleetplane.kernel.kinds import KERNEL_KINDS
 from fleetplane.kernel.store import Store

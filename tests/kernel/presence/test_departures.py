@@ -11,7 +11,7 @@ from support.shared.presence_rig import CHANNEL, cluster, until
 
 from fleetplane.kernel.presence import PRESENCE, departures
 from fleetplane.kernel.presence.departures import RECONNECT_SECONDS
-from fleetplane.kernel.store.servers.seat import LIFE_SECONDS
+from fleetplane.kernel.store.servers.leader_lease import LIFE_SECONDS
 
 AGENTS = [f"agent{n:03}" for n in range(600)]
 

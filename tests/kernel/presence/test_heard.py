@@ -11,8 +11,8 @@ from support.shared.presence_rig import CHANNEL, cluster, until
 
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.errors import InvalidArgument, Unavailable
-from fleetplane.kernel.presence import LastSeen, heard
-from fleetplane.kernel.presence.heard import WRITE_SECONDS
+from fleetplane.kernel.presence import LastSeen, last_seen
+from fleetplane.kernel.presence.last_seen import WRITE_SECONDS
 from fleetplane.kernel.store import Store, StoreSettings
 
 TERM = 30.0
@@ -168,8 +168,8 @@ def test_what_could_not_be_written_is_written_with_what_came_since() -> None:
 
 
 def test_agents_that_are_removed_or_stay_away_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heard, "SWEEP_SECONDS", 60.0)
-    monkeypatch.setattr(heard, "KEEP_SECONDS", 90.0)
+    monkeypatch.setattr(last_seen, "SWEEP_SECONDS", 60.0)
+    monkeypatch.setattr(last_seen, "KEEP_SECONDS", 90.0)
 
     async def scene() -> None:
         async with cluster() as servers:

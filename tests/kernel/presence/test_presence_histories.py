@@ -12,8 +12,8 @@ from support.shared.presence_rig import Cluster, Server, cluster, until
 
 from fleetplane.kernel.errors import FleetplaneError
 from fleetplane.kernel.presence.departures import RECONNECT_SECONDS
-from fleetplane.kernel.presence.whereabouts import ORPHANS_LOOK_SECONDS
-from fleetplane.kernel.store.servers.seat import LIFE_SECONDS
+from fleetplane.kernel.presence.registry import ORPHANS_LOOK_SECONDS
+from fleetplane.kernel.store.servers.leader_lease import LIFE_SECONDS
 
 SEEDS = int(os.environ.get("PRESENCE_SEEDS", "6"))
 AGENTS = 12

@@ -11,12 +11,19 @@ import pytest
 from support.shared.postgres_server import PostgresServer
 
 from fleetplane.kernel.clock import SystemClock
-from fleetplane.kernel.presence import PRESENCE, LastSeen, ReplayedHello, Whereabouts, asking, departures
+from fleetplane.kernel.presence import (
+    PRESENCE,
+    LastSeen,
+    PresenceRegistry,
+    ReplayedHello,
+    departures,
+    last_seen,
+)
 from fleetplane.kernel.store import StoreSettings
 from fleetplane.kernel.store.engines import postgres_schema
 from fleetplane.kernel.store.engines.postgres import PostgresEngine
-from fleetplane.kernel.store.servers import read_index, seat
-from fleetplane.kernel.store.servers.standby import Standby
+from fleetplane.kernel.store.servers import leader_lease
+from fleetplane.kernel.store.servers.replica import Replica
 
 DEADLINE_SECONDS = 60.0
 CHANNEL = "edge"
@@ -27,25 +34,25 @@ AGENTS = [f"agent{n}" for n in range(300)]
 def url(postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> str:
     """A database for servers of this process, which lose nothing by being held up."""
     patient = {
-        name: text.replace(f"secs => {seat.LIFE_SECONDS}", f"secs => {DEADLINE_SECONDS}")
+        name: text.replace(f"secs => {leader_lease.LIFE_SECONDS}", f"secs => {DEADLINE_SECONDS}")
         for name, text in postgres_schema.FUNCTIONS.items()
     }
     monkeypatch.setattr(postgres_schema, "FUNCTIONS", patient)
     for module, name in (
-        (seat, "LIFE_SECONDS"),
-        (seat, "GIVE_UP_SECONDS"),
-        (read_index, "FRESH_SECONDS"),
-        (asking, "ASK_SECONDS"),
+        (leader_lease, "LIFE_SECONDS"),
+        (leader_lease, "GIVE_UP_SECONDS"),
+        (leader_lease, "FRESH_SECONDS"),
+        (last_seen, "ASK_SECONDS"),
     ):
         monkeypatch.setattr(module, name, DEADLINE_SECONDS)
     return postgres.database()
 
 
 class Server:
-    def __init__(self, standby: Standby) -> None:
+    def __init__(self, standby: Replica) -> None:
         clock = SystemClock()
         self.store = standby.store
-        self.where = Whereabouts(standby.store, clock, channel=CHANNEL)
+        self.where = PresenceRegistry(standby.store, clock, channel=CHANNEL)
         self.ears = LastSeen(standby.store, clock, channel=CHANNEL)
         self.moved: list[tuple[str, int]] = []
         self.ended: list[tuple[str, int]] = []
@@ -67,7 +74,7 @@ async def server(url: str, folder: Path, name: str) -> AsyncIterator[Server]:
     """One that follows and writes, and is active if it is the first."""
     engine = await PostgresEngine.open(url)
     settings = StoreSettings(path=folder / name / "store.db", url=url, server=name)
-    standby = await Standby.load(engine, settings, server=name, kinds=[PRESENCE], clock=SystemClock())
+    standby = await Replica.load(engine, settings, server=name, kinds=[PRESENCE], clock=SystemClock())
     made = Server(standby)
 
     async def live() -> None:

@@ -13,7 +13,7 @@ from support.shared.presence_rig import CHANNEL, Server, cluster, until
 
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.errors import Conflict, InvalidArgument
-from fleetplane.kernel.presence import PRESENCE, ReplayedHello, Whereabouts
+from fleetplane.kernel.presence import PRESENCE, PresenceRegistry, ReplayedHello
 from fleetplane.kernel.store import Store, StoreSettings
 
 NOW = 1_700_000_000 * SECOND_NS
@@ -192,7 +192,7 @@ def test_on_a_database_file_nothing_is_stored(tmp_path: Path) -> None:
         clock = SystemClock()
         settings = StoreSettings(path=tmp_path / "store.db")
         async with Store.open(settings, kinds=[PRESENCE], clock=clock) as store:
-            where = Whereabouts(store, clock, channel=CHANNEL)
+            where = PresenceRegistry(store, clock, channel=CHANNEL)
             assert not where.shared
             assert where.session_here("one") is None
             assert await where.enter("one", hello_at_ns=NOW) == 0

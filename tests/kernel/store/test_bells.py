@@ -15,9 +15,9 @@ from support.shared.postgres_server import PostgresServer
 from support.shared.storekit import DEADLINE_SECONDS
 
 from fleetplane.kernel.errors import Unavailable
-from fleetplane.kernel.store.bells.bus import Bus, BusKind, NatsSettings
-from fleetplane.kernel.store.bells.nats_bus import NatsBus
-from fleetplane.kernel.store.bells.notify import NotifyBus
+from fleetplane.kernel.store.notifiers.nats import NatsBus
+from fleetplane.kernel.store.notifiers.notifier import Bus, BusKind, NatsSettings
+from fleetplane.kernel.store.notifiers.postgres import NotifyBus
 
 MINE, OTHER = "a" * 32, "b" * 32
 

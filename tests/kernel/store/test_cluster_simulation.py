@@ -18,8 +18,8 @@ from support.shared.virtual_loop import LoopClock, VirtualLoop, run
 from fleetplane.kernel.errors import FleetplaneError
 from fleetplane.kernel.store import StoreSettings
 from fleetplane.kernel.store.engine import GroupAuthor, Superseded
-from fleetplane.kernel.store.servers import seat
-from fleetplane.kernel.store.servers.standby import Standby
+from fleetplane.kernel.store.servers import leader_lease
+from fleetplane.kernel.store.servers.replica import Replica
 
 SEEDS = int(os.environ.get("CLUSTER_SEEDS", "1500"))
 """Histories, of some 12 ms of processor time each on average; `make faults` runs more. With those of
@@ -120,18 +120,18 @@ def test_a_server_that_was_held_up_goes_on_if_nobody_took_over_meanwhile() -> No
         database = MemoryDatabase(clock.now_ns)
         settings = StoreSettings(path=Path("/nowhere"))
         engine = MemoryEngine(database, Link(chance=chance))
-        one = await Standby.load(engine, settings, server="one", kinds=KINDS, clock=clock)
+        one = await Replica.load(engine, settings, server="one", kinds=KINDS, clock=clock)
         try:
             async with one.active() as store:
                 await put(store, "before")
                 if others:  # took over while this process did nothing
                     database.enlist("two")
                     database.servers["one"].renewed_at_ns = 0
-                    database.take_over(database.head.mark, GroupAuthor("two", 1), seat.LIFE_SECONDS)
+                    database.take_over(database.head.mark, GroupAuthor("two", 1), leader_lease.LIFE_SECONDS)
                 loop = asyncio.get_running_loop()
                 assert isinstance(loop, VirtualLoop)
-                loop.hold(seat.LIFE_SECONDS + 1)
-                await asyncio.sleep(2 * seat.LOOK_SECONDS)
+                loop.hold(leader_lease.LIFE_SECONDS + 1)
+                await asyncio.sleep(2 * leader_lease.LOOK_SECONDS)
                 await put(store, "after")
                 return True
         except Superseded:

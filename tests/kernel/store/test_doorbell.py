@@ -18,12 +18,17 @@ from support.shared.storekit import DEADLINE_SECONDS, KINDS, SCOPE, THING, flat,
 
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.store import Store, StoreSettings
-from fleetplane.kernel.store.bells import doorbell
-from fleetplane.kernel.store.bells.bus import BusKind, NatsSettings, message
-from fleetplane.kernel.store.bells.doorbell import BellCounts, Doorbell
-from fleetplane.kernel.store.bells.nats_bus import SUBJECT
-from fleetplane.kernel.store.servers import seat
-from fleetplane.kernel.store.servers.standby import Standby
+from fleetplane.kernel.store.notifiers import notifier as doorbell
+from fleetplane.kernel.store.notifiers.nats import SUBJECT
+from fleetplane.kernel.store.notifiers.notifier import (
+    BusKind,
+    CommitNotifier,
+    NatsSettings,
+    NotifierCounts,
+    message,
+)
+from fleetplane.kernel.store.servers import leader_lease
+from fleetplane.kernel.store.servers.replica import Replica
 
 FAR = 10**18
 
@@ -35,7 +40,7 @@ class LooksOnce(SystemClock):
         self.looked = asyncio.Event()
 
     async def sleep(self, seconds: float) -> None:
-        if seconds == seat.LOOK_SECONDS:
+        if seconds == leader_lease.LOOK_SECONDS:
             self.looked.set()
             await asyncio.Event().wait()
         await super().sleep(seconds)
@@ -47,7 +52,7 @@ async def until(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-def bell(store: Store) -> Doorbell:
+def bell(store: Store) -> CommitNotifier:
     assert store.bell is not None
     return store.bell
 
@@ -67,8 +72,8 @@ async def pair(
     answer_seconds: float = DEADLINE_SECONDS,
 ) -> AsyncIterator[tuple[Store, Store]]:
     """An active server, and one that stands by and does not look any more, unless it `looks`."""
-    monkeypatch.setattr(seat, "LIFE_SECONDS", 10 * DEADLINE_SECONDS)  # however late anything is
-    monkeypatch.setattr(seat, "GIVE_UP_SECONDS", 9 * DEADLINE_SECONDS)
+    monkeypatch.setattr(leader_lease, "LIFE_SECONDS", 10 * DEADLINE_SECONDS)  # however late anything is
+    monkeypatch.setattr(leader_lease, "GIVE_UP_SECONDS", 9 * DEADLINE_SECONDS)
     monkeypatch.setattr(doorbell, "LAST_RETRY_SECONDS", 0.5)
     # A bell that is given up is not rung again.
     monkeypatch.setattr(doorbell, "ANSWER_SECONDS", answer_seconds)
@@ -77,9 +82,9 @@ async def pair(
         StoreSettings(path=folder / name / "store.db", url=url, server=name, bus=bus)
         for name in ("one", "two")
     ]
-    seen: asyncio.Future[Standby] = asyncio.get_running_loop().create_future()
+    seen: asyncio.Future[Replica] = asyncio.get_running_loop().create_future()
 
-    async def meanwhile(standby: Standby) -> None:
+    async def meanwhile(standby: Replica) -> None:
         seen.set_result(standby)
 
     async def stand_by(clock: SystemClock) -> None:
@@ -149,8 +154,8 @@ async def test_a_bus_that_was_never_there_costs_latency_only(
         await until(lambda: standby.count(THING) == 20)
         await until(lambda: away.url in bell(standby).state.trouble)
         assert not is_connected(active)
-        assert bell(active).counts == BellCounts(coalesced=19)
-        assert bell(standby).counts == BellCounts()
+        assert bell(active).counts == NotifierCounts(coalesced=19)
+        assert bell(standby).counts == NotifierCounts()
 
 
 async def test_a_hostile_publisher_costs_a_few_reads(

@@ -10,8 +10,14 @@ from contextlib import asynccontextmanager, suppress
 from support.shared.virtual_loop import LoopClock, run
 
 from fleetplane.kernel.errors import Unavailable
-from fleetplane.kernel.store.bells.bus import BusKind, Heard, message
-from fleetplane.kernel.store.bells.doorbell import IDLE_SECONDS, LAST_RETRY_SECONDS, Doorbell
+from fleetplane.kernel.store.notifiers.notifier import (
+    IDLE_SECONDS,
+    LAST_RETRY_SECONDS,
+    BusKind,
+    CommitNotifier,
+    Heard,
+    message,
+)
 
 LINEAGE = "a" * 32
 
@@ -60,7 +66,7 @@ class Rig:
         self.known = self.head = 0
         self.reads = 0
         clock = LoopClock(random.Random(1))
-        self.bell = Doorbell(self.bus, LINEAGE, clock, known=lambda: self.known, read=self._read)
+        self.bell = CommitNotifier(self.bus, LINEAGE, clock, known=lambda: self.known, read=self._read)
 
     async def _read(self) -> None:
         self.reads += 1

@@ -22,9 +22,9 @@ from support.shared.virtual_loop import LoopClock
 from fleetplane.kernel.errors import FleetplaneError, IntegrityError, Unavailable
 from fleetplane.kernel.resources import AnyKind, Kind, Nothing
 from fleetplane.kernel.store import Draft, Store, StoreSettings
+from fleetplane.kernel.store.servers.leader_lease import LIFE_SECONDS
 from fleetplane.kernel.store.servers.level import LEVEL, NAME, Levels, check, common
-from fleetplane.kernel.store.servers.seat import LIFE_SECONDS
-from fleetplane.kernel.store.servers.standby import Standby
+from fleetplane.kernel.store.servers.replica import Replica
 
 FIRST, NEXT = Levels(1, 1), Levels(1, 3)
 DELAY_SECONDS = 60.0
@@ -66,7 +66,7 @@ class Server:
     def __init__(self, database: MemoryDatabase, name: str, levels: Levels, *kinds: AnyKind) -> None:
         self.link = Link(chance=random.Random(1))
         self._database, self._name, self._levels, self._kinds = database, name, levels, kinds
-        self._standby: Standby
+        self._standby: Replica
         self.running: asyncio.Task[None]
 
     @property
@@ -77,7 +77,7 @@ class Server:
         settings = StoreSettings(
             path=Path("/nowhere"), levels=self._levels, level_delay_seconds=DELAY_SECONDS
         )
-        self._standby = await Standby.load(
+        self._standby = await Replica.load(
             MemoryEngine(self._database, self.link),
             settings,
             server=self._name,

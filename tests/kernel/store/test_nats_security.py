@@ -18,9 +18,9 @@ from support.shared.nats_server import START_SECONDS
 from support.shared.throwaway_ca import ThrowawayCa, key_pem, make_key
 
 from fleetplane.kernel.errors import SettingsError, Unavailable
-from fleetplane.kernel.store.bells import nats_bus
-from fleetplane.kernel.store.bells.bus import NatsSettings
-from fleetplane.kernel.store.bells.nats_bus import ATTEMPTS, NatsBus
+from fleetplane.kernel.store.notifiers import nats
+from fleetplane.kernel.store.notifiers.nats import ATTEMPTS, NatsBus
+from fleetplane.kernel.store.notifiers.notifier import NatsSettings
 
 LINEAGE = "c" * 32
 PATIENCE = int(START_SECONDS)
@@ -30,7 +30,7 @@ PATIENCE = int(START_SECONDS)
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However late anything is, nobody is taken for one who does not answer."""
-    monkeypatch.setattr(nats_bus, "CONNECT_SECONDS", PATIENCE)
+    monkeypatch.setattr(nats, "CONNECT_SECONDS", PATIENCE)
 
 
 async def rung(settings: NatsSettings) -> None:

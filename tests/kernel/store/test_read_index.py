@@ -17,8 +17,8 @@ from support.shared.virtual_loop import LoopClock, run
 from fleetplane.kernel.errors import IntegrityError, OutcomeUnknown, Unavailable
 from fleetplane.kernel.store import StoreSettings
 from fleetplane.kernel.store.engine import DatabaseMark, GroupAuthor, GroupOutcome, WriteGroup
-from fleetplane.kernel.store.servers.read_index import FRESH_SECONDS, ReadIndex
-from fleetplane.kernel.store.servers.standby import Standby
+from fleetplane.kernel.store.servers.leader_lease import FRESH_SECONDS, ReadIndex
+from fleetplane.kernel.store.servers.replica import Replica
 
 READERS = 50
 
@@ -170,12 +170,12 @@ class SlowAnswers(MemoryEngine):
         return await self._answered(await super().commit(group))
 
 
-async def slowly_answered() -> tuple[SlowAnswers, Standby]:
+async def slowly_answered() -> tuple[SlowAnswers, Replica]:
     chance = random.Random(1)
     clock = LoopClock(chance)
     engine = SlowAnswers(MemoryDatabase(clock.now_ns), Link(chance=chance))
     settings = StoreSettings(path=Path("/nowhere"))
-    return engine, await Standby.load(engine, settings, server="one", kinds=KINDS, clock=clock)
+    return engine, await Replica.load(engine, settings, server="one", kinds=KINDS, clock=clock)
 
 
 def test_a_reader_does_not_meet_the_taking_over_that_is_under_way() -> None:

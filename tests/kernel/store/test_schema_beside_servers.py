@@ -15,7 +15,7 @@ from support.shared.postgres_server import PostgresServer
 from fleetplane.kernel.errors import IntegrityError, Unavailable
 from fleetplane.kernel.store import schema
 from fleetplane.kernel.store.engine import GroupAuthor
-from fleetplane.kernel.store.engines import postgres_copy, postgres_schema, postgres_upgrade
+from fleetplane.kernel.store.engines import postgres_copy, postgres_schema
 from fleetplane.kernel.store.engines.postgres import PostgresEngine
 from fleetplane.kernel.store.engines.postgres_line import LOADER, connect
 from fleetplane.kernel.store.engines.postgres_servers import seen
@@ -191,7 +191,7 @@ async def test_whoever_copies_whole_tables_neither_migrates_under_servers_nor_wo
 async def test_a_migration_does_not_make_everybody_wait_for_a_table_that_is_being_read(
     url: str, releases: Releases, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres_upgrade, "_TABLE_WAIT", "SET LOCAL lock_timeout = '100ms'")
+    monkeypatch.setattr(postgres_schema, "_TABLE_WAIT", "SET LOCAL lock_timeout = '100ms'")
     async with opened(url) as old:
         author = GroupAuthor("old", await old.enlist("old", FIRST))
         reader = await connect(url, LOADER)

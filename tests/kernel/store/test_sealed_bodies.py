@@ -21,8 +21,7 @@ from fleetplane.kernel.resources import AnyKind, Condition, Kind, Nothing
 from fleetplane.kernel.store import Draft, Store, StoreSettings
 from fleetplane.kernel.store.engines.sqlite import SqliteEngine
 from fleetplane.kernel.store.servers.level import FIRST, SEALED, SUPPORTED, Levels
-from fleetplane.kernel.store.servers.level_keeper import FORGET_SECONDS
-from fleetplane.kernel.store.servers.standby import Standby
+from fleetplane.kernel.store.servers.replica import FORGET_SECONDS, Replica
 from fleetplane.kernel.store.transaction import Delete, Transaction
 
 MARK = "hunter2-correct-horse"
@@ -173,8 +172,8 @@ def test_servers_seal_once_all_of_them_can_read_it() -> None:
         chance = random.Random(1)
         database = MemoryDatabase(LoopClock(chance).now_ns)
 
-        async def server(name: str, levels: Levels) -> tuple[Standby, asyncio.Task[None]]:
-            standby = await Standby.load(
+        async def server(name: str, levels: Levels) -> tuple[Replica, asyncio.Task[None]]:
+            standby = await Replica.load(
                 MemoryEngine(database, Link(chance=chance)),
                 StoreSettings(path=Path("/nowhere"), levels=levels, level_delay_seconds=30),
                 server=name,

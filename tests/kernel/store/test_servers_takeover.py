@@ -22,8 +22,8 @@ from fleetplane.kernel.store import Store, StoreSettings
 from fleetplane.kernel.store.engine import GroupAuthor, Superseded
 from fleetplane.kernel.store.engines.postgres import PostgresEngine
 from fleetplane.kernel.store.engines.postgres_line import connect
-from fleetplane.kernel.store.servers import seat
-from fleetplane.kernel.store.servers.standby import Standby
+from fleetplane.kernel.store.servers import leader_lease
+from fleetplane.kernel.store.servers.replica import Replica
 from fleetplane.kernel.store.settings import place
 
 TAKEOVER_SECONDS = 10.0
@@ -42,11 +42,11 @@ def settings(tmp_path: Path, url: str, name: str) -> StoreSettings:
 
 
 @asynccontextmanager
-async def standing_by(tmp_path: Path, url: str, name: str) -> AsyncIterator[tuple[Standby, PostgresEngine]]:
+async def standing_by(tmp_path: Path, url: str, name: str) -> AsyncIterator[tuple[Replica, PostgresEngine]]:
     engine = await PostgresEngine.open(url)
     try:
         yield (
-            await Standby.load(
+            await Replica.load(
                 engine, settings(tmp_path, url, name), server=name, kinds=KINDS, clock=SystemClock()
             ),
             engine,
@@ -58,7 +58,7 @@ async def standing_by(tmp_path: Path, url: str, name: str) -> AsyncIterator[tupl
 async def test_a_standby_follows_writes_and_takes_over_when_the_active_one_leaves(
     tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(seat, "LIFE_SECONDS", 3600.0)  # so that nobody takes over by waiting
+    monkeypatch.setattr(leader_lease, "LIFE_SECONDS", 3600.0)  # so that nobody takes over by waiting
     async with (
         asyncio.timeout(DEADLINE_SECONDS),
         standing_by(tmp_path, url, "one") as (one, _),
@@ -95,7 +95,9 @@ async def test_a_standby_follows_writes_and_takes_over_when_the_active_one_leave
 async def test_one_that_was_replaced_stops_and_says_so(
     tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(seat, "GIVE_UP_SECONDS", DEADLINE_SECONDS)  # so that it stops for no other reason
+    monkeypatch.setattr(
+        leader_lease, "GIVE_UP_SECONDS", DEADLINE_SECONDS
+    )  # so that it stops for no other reason
     async with (
         asyncio.timeout(DEADLINE_SECONDS),
         standing_by(tmp_path, url, "one") as (one, _),
@@ -248,5 +250,5 @@ async def test_a_server_that_was_stopped_for_longer_than_its_seat_lasts_writes_n
 
 
 def test_the_times_leave_room_for_the_promise() -> None:
-    assert seat.GIVE_UP_SECONDS + seat.LOOK_SECONDS < seat.LIFE_SECONDS
-    assert seat.LIFE_SECONDS + 2 * seat.LOOK_SECONDS < TAKEOVER_SECONDS - 1
+    assert leader_lease.GIVE_UP_SECONDS + leader_lease.LOOK_SECONDS < leader_lease.LIFE_SECONDS
+    assert leader_lease.LIFE_SECONDS + 2 * leader_lease.LOOK_SECONDS < TAKEOVER_SECONDS - 1

@@ -23,8 +23,8 @@ from fleetplane.kernel.store.engine import GroupAuthor, GroupOutcome, GroupPage,
 from fleetplane.kernel.store.engines import postgres as postgres_engine
 from fleetplane.kernel.store.engines import postgres_schema
 from fleetplane.kernel.store.engines.postgres import PostgresEngine
-from fleetplane.kernel.store.servers import read_index, seat
-from fleetplane.kernel.store.servers.standby import Standby
+from fleetplane.kernel.store.servers import leader_lease
+from fleetplane.kernel.store.servers.replica import Replica
 
 CLAIMS = int(os.environ.get("CONTESTED_CLAIMS", "100"))
 """A short form of a thousand."""
@@ -38,14 +38,14 @@ ENOUGH = 30
 def url(postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> str:
     """A database for servers of this process, which lose nothing by being held up."""
     patient = {
-        name: text.replace(f"secs => {seat.LIFE_SECONDS}", f"secs => {DEADLINE_SECONDS}")
+        name: text.replace(f"secs => {leader_lease.LIFE_SECONDS}", f"secs => {DEADLINE_SECONDS}")
         for name, text in postgres_schema.FUNCTIONS.items()
     }
     assert patient != postgres_schema.FUNCTIONS
     monkeypatch.setattr(postgres_schema, "FUNCTIONS", patient)
-    monkeypatch.setattr(seat, "LIFE_SECONDS", DEADLINE_SECONDS)
-    monkeypatch.setattr(seat, "GIVE_UP_SECONDS", DEADLINE_SECONDS)
-    monkeypatch.setattr(read_index, "FRESH_SECONDS", DEADLINE_SECONDS)
+    monkeypatch.setattr(leader_lease, "LIFE_SECONDS", DEADLINE_SECONDS)
+    monkeypatch.setattr(leader_lease, "GIVE_UP_SECONDS", DEADLINE_SECONDS)
+    monkeypatch.setattr(leader_lease, "FRESH_SECONDS", DEADLINE_SECONDS)
     monkeypatch.setitem(postgres_engine.WRITER, "lock_timeout", PATIENCE)
     return postgres.database()
 
@@ -71,7 +71,7 @@ async def servers(url: str, folder: Path, *names: str) -> AsyncIterator[list[Sto
         for name in names:
             engine = await SlowEngine.open(url)
             stack.push_async_callback(engine.close)
-            standby = await Standby.load(
+            standby = await Replica.load(
                 engine,
                 StoreSettings(path=folder / name / "store.db", url=url, server=name),
                 server=name,
@@ -84,14 +84,14 @@ async def servers(url: str, folder: Path, *names: str) -> AsyncIterator[list[Sto
 
 
 @asynccontextmanager
-async def _running(standby: Standby, *, is_first: bool) -> AsyncIterator[None]:
+async def _running(standby: Replica, *, is_first: bool) -> AsyncIterator[None]:
     if is_first:
         async with standby.active():
             yield
         return
     begun, ended = asyncio.Event(), asyncio.Event()
 
-    async def meanwhile(_: Standby) -> None:
+    async def meanwhile(_: Replica) -> None:
         begun.set()
         await ended.wait()
 

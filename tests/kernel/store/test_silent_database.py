@@ -15,7 +15,7 @@ from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.store import Store, StoreSettings
 from fleetplane.kernel.store.engine import Superseded
 from fleetplane.kernel.store.engines.postgres import PostgresEngine
-from fleetplane.kernel.store.servers import seat
+from fleetplane.kernel.store.servers import leader_lease
 
 DEADLINE_SECONDS = 30.0
 """Less than the driver waits for by itself."""
@@ -63,7 +63,7 @@ async def test_a_question_that_is_not_answered_can_be_cancelled(
 async def test_the_active_server_gives_up_when_the_database_falls_silent(
     tmp_path: Path, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(seat, "LEAVE_SECONDS", 0.1)  # others learn it by its silence
+    monkeypatch.setattr(leader_lease, "LEAVE_SECONDS", 0.1)  # others learn it by its silence
     direct = f"127.0.0.1:{postgres.port}"
     async with asyncio.timeout(DEADLINE_SECONDS), rough_network(direct) as network:
         url = postgres.database().replace(direct, network.address)

@@ -11,7 +11,7 @@ from support.shared.storekit import SCOPE, THING, Spec, opened, put, remove
 
 from fleetplane.kernel.errors import Conflict
 from fleetplane.kernel.resources import Key
-from fleetplane.kernel.store import Beside, Draft
+from fleetplane.kernel.store import Draft, HookedChange
 from fleetplane.kernel.store.draft import UndeclaredChange
 
 NOTE = THING.key(SCOPE, "note")
@@ -22,11 +22,11 @@ def noting(draft: Draft, value: Any) -> None:
     draft.put(THING, SCOPE, "note", spec=Spec(value=len(changed), padding=value.name))
 
 
-def companion(actor: str, _action: str, touches: Collection[Key]) -> Beside | None:
+def companion(actor: str, _action: str, touches: Collection[Key]) -> HookedChange | None:
     assert actor == "tester"
     if THING.key(SCOPE, "quiet") in touches:
         return None
-    return Beside(change=noting, touches=frozenset({NOTE}))
+    return HookedChange(change=noting, touches=frozenset({NOTE}))
 
 
 async def test_what_accompanies_is_written_in_the_same_transaction_and_the_answer_stays(
@@ -53,7 +53,7 @@ async def test_a_companion_that_refuses_undoes_what_it_accompanies(tmp_path: Pat
         raise Conflict("not so")
 
     async with opened(tmp_path / "s.db") as store:
-        store.accompany(lambda *_: Beside(change=refusing))
+        store.accompany(lambda *_: HookedChange(change=refusing))
         with pytest.raises(Conflict, match="not so"):
             await put(store, "a")
         assert store.get(THING, SCOPE, "a") is None
@@ -61,7 +61,7 @@ async def test_a_companion_that_refuses_undoes_what_it_accompanies(tmp_path: Pat
 
 async def test_a_companion_declares_what_it_touches_like_everyone(tmp_path: Path) -> None:
     async with opened(tmp_path / "s.db") as store:
-        store.accompany(lambda *_: Beside(change=noting))
+        store.accompany(lambda *_: HookedChange(change=noting))
         with pytest.raises(UndeclaredChange):
             await put(store, "a")
 
@@ -74,7 +74,7 @@ async def test_a_draft_tells_what_was_before_and_what_is_now(tmp_path: Path) -> 
             seen.append((before.spec.value if before else None, after.spec.value if after else None))
 
     async with opened(tmp_path / "s.db") as store:
-        store.accompany(lambda *_: Beside(change=looking))
+        store.accompany(lambda *_: HookedChange(change=looking))
         await put(store, "a", 1)
         await put(store, "a", 2)
         await remove(store, "a")

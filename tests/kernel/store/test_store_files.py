@@ -18,12 +18,12 @@ from sqlalchemy import create_engine, inspect
 from support.shared.storekit import SCOPE, THING, Spec, Status, asked, audit_of, opened, put, told
 
 from fleetplane.kernel.audit import chain as audit
-from fleetplane.kernel.audit.files import verify_file
+from fleetplane.kernel.audit.archive import verify_file
 from fleetplane.kernel.errors import Compacted, IntegrityError, SettingsError, Unavailable
 from fleetplane.kernel.resources import Resource, encode
 from fleetplane.kernel.store import StoreSettings
 from fleetplane.kernel.store.engines.sqlite_writer import JOURNAL_LIMIT_BYTES
-from fleetplane.kernel.store.engines.standing import standing
+from fleetplane.kernel.store.lineage import standing
 from fleetplane.kernel.store.migrations.runner import configuration
 from fleetplane.kernel.store.schema import METADATA, SCHEMA_REVISION
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from support.shared.storekit import THING, Spec, Status, flat, opened, put, put_together, remove, taken
 
+from fleetplane.kernel.audit.archive import Means, verify_file
 from fleetplane.kernel.audit.checkpoints import CheckpointSigner
-from fleetplane.kernel.audit.files import Means, verify_file
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.errors import Compacted
 from fleetplane.kernel.resources import Kind

@@ -12,10 +12,9 @@ from support.shared.storekit import OTHER, SCOPE, THING, Spec, asked, opened, op
 
 from fleetplane.kernel.errors import FleetplaneError
 from fleetplane.kernel.store import Draft, Store
-from fleetplane.kernel.store import log as store_log
-from fleetplane.kernel.store.engine import Claim, LogRow
+from fleetplane.kernel.store import engine as store_log
+from fleetplane.kernel.store.engine import Claim, Claimed, HorizonMoved, LogRow, LogType, SecretChanged
 from fleetplane.kernel.store.group import BYTES_LIMIT, ROWS_LIMIT
-from fleetplane.kernel.store.log import Claimed, HorizonMoved, LogType, SecretChanged
 from fleetplane.kernel.watch import EventType
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fleetplane.kernel.store.engines.worker import EngineThread
+from fleetplane.kernel.store.engines.sqlite_writer import EngineThread
 
 DEADLINE_SECONDS = 60
 

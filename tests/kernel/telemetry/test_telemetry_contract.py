@@ -22,7 +22,7 @@ from support.shared.telemetry_place import (
 
 from fleetplane.kernel.errors import InvalidArgument, Unavailable
 from fleetplane.kernel.telemetry import Telemetry
-from fleetplane.kernel.telemetry.metrics import TelemetryCollector
+from fleetplane.kernel.telemetry.telemetry import TelemetryCollector
 from fleetplane.sim.clock import VirtualClock
 
 

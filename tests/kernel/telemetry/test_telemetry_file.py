@@ -9,7 +9,7 @@ import pytest
 from support.shared.telemetry_place import TelemetryPlace, asked, bodies, line
 
 from fleetplane.kernel.errors import IntegrityError, Unavailable
-from fleetplane.kernel.telemetry.sqlite import reading as reading_module
+from fleetplane.kernel.telemetry.sqlite import engine as reading_module
 from fleetplane.kernel.telemetry.sqlite.engine import SqliteTelemetry
 
 

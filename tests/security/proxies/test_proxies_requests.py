@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from fleetplane.kernel.errors import InvalidArgument
-from fleetplane.kernel.identity.proof import proven_key
+from fleetplane.kernel.identity.enrolment import proven_key
 
 
 def test_the_signature_of_a_key_that_is_not_accepted_is_not_checked() -> None:

@@ -18,10 +18,9 @@ from support.shared.storekit import KINDS, put
 
 from fleetplane.kernel.audit import chain as audit
 from fleetplane.kernel.audit import checkpoints as audit_checkpoints
-from fleetplane.kernel.audit.anchors import FileAnchor
+from fleetplane.kernel.audit.archive import Means, verify_file
 from fleetplane.kernel.audit.chain import ChainVerdict
-from fleetplane.kernel.audit.checkpoints import Checkpoint, CheckpointSigner
-from fleetplane.kernel.audit.files import Means, verify_file
+from fleetplane.kernel.audit.checkpoints import Checkpoint, CheckpointSigner, FileAnchor
 from fleetplane.kernel.clock import Clock, SystemClock
 from fleetplane.kernel.errors import IntegrityError, SettingsError
 from fleetplane.kernel.objects import LocalObjects

@@ -14,7 +14,7 @@ from support.shared.storekit import OTHER, THING, Spec, opened_faulty, put
 from fleetplane.kernel.errors import ResourceExhausted
 from fleetplane.kernel.resources import Key
 from fleetplane.kernel.store import Draft
-from fleetplane.kernel.store.queue.fair import FairQueue, share_of
+from fleetplane.kernel.store.queue import FairQueue, share_of
 
 LIMIT, GROUP = 512, 16
 

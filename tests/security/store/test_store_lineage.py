@@ -23,7 +23,7 @@ from fleetplane.domains.gpus.kinds import SCOPE as GPU_SCOPE
 from fleetplane.domains.gpus.registry import Gpus
 from fleetplane.domains.gpus.rules import GpuPolicy
 from fleetplane.kernel.audit import chain as audit
-from fleetplane.kernel.audit.files import verify_file
+from fleetplane.kernel.audit.archive import verify_file
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.errors import Compacted, FleetplaneError, IntegrityError, NotFound
 from fleetplane.kernel.identity import MasterKey

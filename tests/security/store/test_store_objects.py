@@ -15,7 +15,7 @@ from fleetplane import settings as configuration
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.errors import IntegrityError
 from fleetplane.kernel.objects import LocalObjects
-from fleetplane.kernel.objects.recorded import OBJECT, RecordedObjects
+from fleetplane.kernel.objects.port import OBJECT, RecordedObjects
 from fleetplane.kernel.store import Store, StoreSettings
 from fleetplane.server import backups
 from fleetplane.server.migration import migrate

@@ -12,8 +12,8 @@ from support.shared.telemetry_place import TelemetryPlace
 
 from fleetplane.kernel.telemetry import LineQuery, LogRecord, Point, Telemetry
 from fleetplane.kernel.telemetry.fair_queue import FLOOR_ROWS, FairLineQueue
-from fleetplane.kernel.telemetry.metrics import TelemetryCollector
 from fleetplane.kernel.telemetry.sqlite import database
+from fleetplane.kernel.telemetry.telemetry import TelemetryCollector
 from fleetplane.sim.clock import VirtualClock
 
 SECOND = 1_000_000_000

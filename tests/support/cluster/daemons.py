@@ -48,7 +48,7 @@ from fleetplane.kernel.identity import MasterKey
 from fleetplane.kernel.identity.operators import Operators
 from fleetplane.kernel.kinds import KERNEL_KINDS
 from fleetplane.kernel.presence import PRESENCE
-from fleetplane.kernel.presence.kinds import PresenceSpec
+from fleetplane.kernel.presence.departures import PresenceSpec
 from fleetplane.kernel.store import Store, StoreSettings
 from fleetplane.kernel.store.engines.postgres import PostgresEngine
 

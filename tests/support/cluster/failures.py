@@ -12,7 +12,7 @@ from support.cluster.load import Load, NotDone
 from support.cluster.members import DEADLINE_SECONDS, Member
 
 from fleetplane.kernel.store.engines.postgres_line import connect
-from fleetplane.kernel.store.engines.postgres_upgrade import TAKE_LOCK
+from fleetplane.kernel.store.engines.postgres_schema import TAKE_LOCK
 
 Failure = Callable[[Load, random.Random], Awaitable[None]]
 WAITING = (

@@ -20,7 +20,7 @@ from fleetplane.gen.nxmesh.agent.v1 import agent_pb2_grpc
 from fleetplane.kernel.access import AccessTable, Principal
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.errors import InvalidArgument, PermissionDenied, Unavailable
-from fleetplane.kernel.sessions.sessions import Session, Sessions
+from fleetplane.kernel.sessions import Session, Sessions
 from fleetplane.rpc import (
     Authentication,
     CallContext,

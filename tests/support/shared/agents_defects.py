@@ -8,9 +8,8 @@ from support.shared.agents_host import Host, LedgerDefects
 
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.commands import CommandState, state_of
-from fleetplane.kernel.commands.rules import CommandStep
+from fleetplane.kernel.commands.rules import CommandStep, Move
 from fleetplane.kernel.commands.sessions import SessionRules
-from fleetplane.kernel.commands.steps import Move
 from fleetplane.kernel.resources import Key
 
 

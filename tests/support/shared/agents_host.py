@@ -22,7 +22,7 @@ from fleetplane.kernel import commands
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.commands import Command, CommandLimits, Commands, CommandState
 from fleetplane.kernel.errors import FleetplaneError
-from fleetplane.kernel.presence import Whereabouts
+from fleetplane.kernel.presence import PresenceRegistry
 from fleetplane.kernel.store import Draft, Store
 from fleetplane.web.rest.routes import Answer, Call
 
@@ -110,7 +110,7 @@ class Host:
     def __init__(self, sim: World, store: Store, clock: Clock) -> None:
         self.sim = sim
         self.store = store
-        self.where = Whereabouts(store, clock, channel=CHANNEL)
+        self.where = PresenceRegistry(store, clock, channel=CHANNEL)
         self.where.on_moved(self._moved)
         self._clock = clock
         self.streams: dict[str, Stream] = {}

@@ -20,8 +20,7 @@ from fleetplane.kernel.commands import (
     CommandState,
     CommandTarget,
 )
-from fleetplane.kernel.commands.kinds import CommandStatus, TargetStatus
-from fleetplane.kernel.commands.steps import TOO_LATE
+from fleetplane.kernel.commands.rules import TOO_LATE, CommandStatus, TargetStatus
 from fleetplane.kernel.events import EventType
 from fleetplane.kernel.presence import PRESENCE, PresenceSpec
 from fleetplane.kernel.sealing import Sealer

@@ -32,7 +32,7 @@ from fleetplane.kernel.errors import FleetplaneError, Unavailable
 from fleetplane.kernel.presence import PRESENCE
 from fleetplane.kernel.resources import Key
 from fleetplane.kernel.store import Store, StoreSettings
-from fleetplane.kernel.store.servers.standby import Standby
+from fleetplane.kernel.store.servers.replica import Replica
 
 SERVERS = 3
 AGENTS = 2
@@ -52,7 +52,7 @@ class AgentServer(Server):
         assert isinstance(sim, AgentSimulation)
         engine = MemoryEngine(sim.database, self.link)
         clock = LoopClock(sim.chance, sim.chance.choice([0.0, 3600.0, -3600.0]))
-        standby = await Standby.load(
+        standby = await Replica.load(
             engine,
             StoreSettings(path=Path("/nowhere"), ring_events=100_000, coalesce_after_events=100_000),
             server=self.name,
@@ -63,7 +63,7 @@ class AgentServer(Server):
         self.standing_by = standby
         store = standby.store
 
-        async def meanwhile(_: Standby) -> None:
+        async def meanwhile(_: Replica) -> None:
             self.host = sim.host(store, clock)
             await self.host.run_here()
 

@@ -32,13 +32,12 @@ from fleetplane.kernel.errors import (
     Unavailable,
 )
 from fleetplane.kernel.store import ABSENT, Draft, Store, StoreSettings
-from fleetplane.kernel.store import log as store_log
-from fleetplane.kernel.store.engine import Claim, GroupAuthor, LoggedGroup
+from fleetplane.kernel.store import engine as store_log
+from fleetplane.kernel.store.engine import Claim, Claimed, GroupAuthor, LoggedGroup, LogType
 from fleetplane.kernel.store.group import GroupState, TransactionResult
-from fleetplane.kernel.store.log import Claimed, LogType
-from fleetplane.kernel.store.queue.submissions import Submission
-from fleetplane.kernel.store.servers.seat import LIFE_SECONDS
-from fleetplane.kernel.store.servers.standby import Standby
+from fleetplane.kernel.store.queue import Submission
+from fleetplane.kernel.store.servers.leader_lease import LIFE_SECONDS
+from fleetplane.kernel.store.servers.replica import Replica
 from fleetplane.kernel.store.writer import GroupAttempt, StoreWriter
 from fleetplane.kernel.watch import Event, EventType
 
@@ -170,7 +169,7 @@ class Server:
         self.name = name
         self.link = Link(chance=sim.chance)
         self.is_active = False
-        self.standing_by: Standby | None = None
+        self.standing_by: Replica | None = None
         self.keyed: KeyedServer | None = None
         self._process: asyncio.Task[None] | None = None
 
@@ -201,7 +200,7 @@ class Server:
             ring_events=100_000,
             coalesce_after_events=100_000,
         )
-        standby = await Standby.load(
+        standby = await Replica.load(
             engine, settings, server=self.name, kinds=KINDS, clock=clock, audit_key=KEY
         )
         store = standby.store

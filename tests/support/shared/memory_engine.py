@@ -30,8 +30,8 @@ from fleetplane.kernel.store.engine import (
     WriteGroup,
 )
 from fleetplane.kernel.store.servers.engine import Drafting, LeaseRenewal
+from fleetplane.kernel.store.servers.leader_lease import LIFE_SECONDS
 from fleetplane.kernel.store.servers.level import SUPPORTED, Levels
-from fleetplane.kernel.store.servers.seat import LIFE_SECONDS
 
 R = TypeVar("R")
 EMPTY = DatabaseMark(number=0, revision=0, compacted=0, audit_seq=0, audit_hash=audit.GENESIS)

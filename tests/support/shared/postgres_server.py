@@ -18,7 +18,7 @@ from unittest.mock import patch
 from support.shared.free_ports import free_port
 
 from fleetplane.kernel.store.engines import postgres, postgres_line
-from fleetplane.kernel.store.servers import seat
+from fleetplane.kernel.store.servers import leader_lease
 from fleetplane.kernel.telemetry.postgres import link
 
 START_SECONDS = 60.0
@@ -130,7 +130,7 @@ def running() -> Iterator[PostgresServer]:
             # about the machine.
             with (
                 patch.object(postgres_line, "CONNECT_SECONDS", START_SECONDS),
-                patch.object(seat, "LEAVE_SECONDS", START_SECONDS),
+                patch.object(leader_lease, "LEAVE_SECONDS", START_SECONDS),
                 patch.dict(postgres.READER, PATIENT),
                 patch.dict(link.READER, PATIENT),
                 patch.dict(link.WRITER, {**PATIENT, "lock_timeout": "60000", "statement_timeout": "0"}),

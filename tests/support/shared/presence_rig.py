@@ -14,9 +14,9 @@ from support.shared.storekit import KINDS
 from support.shared.virtual_loop import LoopClock
 
 from fleetplane.kernel.commands import COMMAND, COMMAND_TARGET
-from fleetplane.kernel.presence import PRESENCE, LastSeen, PresenceSpec, Whereabouts
+from fleetplane.kernel.presence import PRESENCE, LastSeen, PresenceRegistry, PresenceSpec
 from fleetplane.kernel.store import Store, StoreSettings
-from fleetplane.kernel.store.servers.standby import Standby
+from fleetplane.kernel.store.servers.replica import Replica
 
 CHANNEL = "edge"
 STORED = (*KINDS, PRESENCE, COMMAND, COMMAND_TARGET)
@@ -37,7 +37,7 @@ class Server:
     store: Store
     link: Link
     clock: LoopClock
-    where: Whereabouts
+    where: PresenceRegistry
     ears: LastSeen
     moved: list[tuple[str, int]] = field(default_factory=list)
     ended: list[tuple[str, int]] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Server:
 
     def begin_anew(self) -> None:
         """Forget who is here, as a server does that takes the seat and is built again."""
-        self.where = Whereabouts(self.store, self.clock, channel=CHANNEL)
+        self.where = PresenceRegistry(self.store, self.clock, channel=CHANNEL)
         self.ears = LastSeen(self.store, self.clock, channel=CHANNEL)
 
     def kill(self) -> None:
@@ -75,12 +75,12 @@ class Cluster:
         link, clock = Link(chance=self.chance, loss=self.loss), LoopClock(self.chance)
         engine = MemoryEngine(self.database, link)
         settings = StoreSettings(path=Path("/nowhere"))
-        standby = await Standby.load(engine, settings, server=name, kinds=STORED, clock=clock)
+        standby = await Replica.load(engine, settings, server=name, kinds=STORED, clock=clock)
         server = Server(
             store=standby.store,
             link=link,
             clock=clock,
-            where=Whereabouts(standby.store, clock, channel=CHANNEL),
+            where=PresenceRegistry(standby.store, clock, channel=CHANNEL),
             ears=LastSeen(standby.store, clock, channel=CHANNEL),
         )
         begun = asyncio.Event()
@@ -91,8 +91,8 @@ class Cluster:
         await begun.wait()
         return server
 
-    async def _live(self, server: Server, standby: Standby, begun: asyncio.Event) -> None:
-        async def meanwhile(_: Standby) -> None:
+    async def _live(self, server: Server, standby: Replica, begun: asyncio.Event) -> None:
+        async def meanwhile(_: Replica) -> None:
             begun.set()
             server.where.on_moved(lambda *told: server.moved.append(told))
             with server.store.writing_here():

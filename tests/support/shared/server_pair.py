@@ -14,7 +14,7 @@ from support.shared.storekit import KINDS
 from support.shared.virtual_loop import LoopClock, run
 
 from fleetplane.kernel.store import Store, StoreSettings
-from fleetplane.kernel.store.servers.standby import Standby
+from fleetplane.kernel.store.servers.replica import Replica
 
 
 @dataclass
@@ -22,10 +22,10 @@ class Pair:
     """An active server, and one that stands by."""
 
     active: Store
-    first: Standby
+    first: Replica
     """The one that is active."""
     first_link: Link
-    standby: Standby
+    standby: Replica
     link: Link
     """From the one that stands by to the database."""
 
@@ -37,7 +37,7 @@ async def pair() -> AsyncIterator[Pair]:
     database = MemoryDatabase(clock.now_ns)
     links = [Link(chance=chance), Link(chance=chance, delay_seconds=0.02)]
     one, two = [
-        await Standby.load(
+        await Replica.load(
             MemoryEngine(database, link),
             StoreSettings(path=Path("/nowhere")),
             server=name,

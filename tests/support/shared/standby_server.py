@@ -16,7 +16,7 @@ from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.errors import Unavailable
 from fleetplane.kernel.store import ABSENT, Draft, Store, StoreSettings
 from fleetplane.kernel.store.engine import Superseded
-from fleetplane.kernel.store.servers.standby import Standby
+from fleetplane.kernel.store.servers.replica import Replica
 
 KEY = b"k" * 32
 WRITERS = 4
@@ -42,7 +42,7 @@ async def write(store: Store, name: str, writer: int) -> None:
         await asyncio.sleep(0.005)
 
 
-async def write_meanwhile(standby: Standby) -> None:
+async def write_meanwhile(standby: Replica) -> None:
     async with asyncio.TaskGroup() as writing:
         for number in range(WRITERS):
             writing.create_task(write(standby.store, standby.seat.author.server, number))

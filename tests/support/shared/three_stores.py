@@ -13,7 +13,7 @@ from support.shared.virtual_loop import LoopClock
 
 from fleetplane.kernel.resources import AnyKind
 from fleetplane.kernel.store import Store, StoreSettings
-from fleetplane.kernel.store.servers.standby import Standby
+from fleetplane.kernel.store.servers.replica import Replica
 
 NAMES = ("one", "two", "three")
 SKEWS = (0.0, 3600.0, -3600.0)
@@ -30,7 +30,7 @@ async def three_stores(
     stores: list[Store] = []
     async with AsyncExitStack() as stack:
         for name, skew in zip(NAMES, SKEWS, strict=True):
-            standby = await Standby.load(
+            standby = await Replica.load(
                 MemoryEngine(database, Link(chance=chance)),
                 StoreSettings(path=Path("/nowhere")),
                 server=name,
@@ -44,14 +44,14 @@ async def three_stores(
 
 
 @asynccontextmanager
-async def _running(standby: Standby, *, is_first: bool) -> AsyncIterator[None]:
+async def _running(standby: Replica, *, is_first: bool) -> AsyncIterator[None]:
     if is_first:
         async with standby.active():
             yield
         return
     begun = asyncio.Event()
 
-    async def meanwhile(_: Standby) -> None:
+    async def meanwhile(_: Replica) -> None:
         begun.set()
         await asyncio.Event().wait()
 

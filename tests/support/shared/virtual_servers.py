@@ -14,7 +14,7 @@ from support.shared.virtual_loop import LoopClock
 
 from fleetplane.kernel.resources import AnyKind
 from fleetplane.kernel.store import Store, StoreSettings
-from fleetplane.kernel.store.servers.standby import Standby
+from fleetplane.kernel.store.servers.replica import Replica
 
 PATIENCE_SECONDS = 600.0
 """Of virtual time."""
@@ -34,7 +34,7 @@ class VirtualServer:
     store: Store
     link: Link
     clock: LoopClock
-    standby: Standby
+    standby: Replica
     is_active: bool = False
     task: asyncio.Task[None] | None = None
 
@@ -65,7 +65,7 @@ class VirtualServers:
     async def start(self, name: str) -> VirtualServer:
         """A server that follows; the first of all is active."""
         link, clock = Link(chance=self._chance), LoopClock(self._chance)
-        standby = await Standby.load(
+        standby = await Replica.load(
             MemoryEngine(self.database, link),
             StoreSettings(path=Path("/nowhere")),
             server=name,
@@ -82,7 +82,7 @@ class VirtualServers:
         return server
 
     async def _live(self, server: VirtualServer, begun: asyncio.Event) -> None:
-        async def meanwhile(_: Standby) -> None:
+        async def meanwhile(_: Replica) -> None:
             begun.set()
             with server.store.writing_here():
                 await self._here(server)

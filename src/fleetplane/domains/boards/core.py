@@ -24,8 +24,8 @@ from fleetplane.domains.boards.sets.delivery import BoardSets
 from fleetplane.domains.boards.wire import pins as gpio_wire
 from fleetplane.gen.pi_controller import pi_controller_pb2 as pi
 from fleetplane.kernel.identity.revocation_lists import AcceptingAgent, RevocationLists
-from fleetplane.kernel.presence.heard import LastSeen
-from fleetplane.kernel.sessions.sessions import Sessions
+from fleetplane.kernel.presence.last_seen import LastSeen
+from fleetplane.kernel.sessions import Sessions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,9 +39,8 @@ from fleetplane.fleet.people.account_kind import ACCOUNT
 from fleetplane.fleet.plans.records import with_writing
 from fleetplane.fleet.rollouts.records import KINDS as ROLLOUT_KINDS
 from fleetplane.kernel.boundary import Boundary
-from fleetplane.kernel.reconcile.metrics import ReconcileCollector
-from fleetplane.kernel.sessions.metrics import SessionCollector
-from fleetplane.kernel.sessions.sessions import STOPPING
+from fleetplane.kernel.reconcile.reconciler import ReconcileCollector
+from fleetplane.kernel.sessions import STOPPING, SessionCollector
 from fleetplane.rpc import Authentication, Authenticator
 from fleetplane.web.ops import Mount
 

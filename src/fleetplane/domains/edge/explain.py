@@ -25,7 +25,7 @@ from fleetplane.domains.edge.streams.live import DaemonPresences, LiveDaemon, si
 from fleetplane.domains.edge.workers.registry import EdgeWorkers
 from fleetplane.fleet.explain import from_record, placed
 from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.presence import Whereabouts
+from fleetplane.kernel.presence import PresenceRegistry
 from fleetplane.kernel.reconcile import Reason
 from fleetplane.kernel.reconcile.explanation import Finding
 from fleetplane.kernel.store import Store
@@ -40,7 +40,7 @@ class DaemonExplainer:
         layers: ConfigLayers,
         clock: Clock,
         *,
-        whereabouts: Whereabouts | None = None,
+        whereabouts: PresenceRegistry | None = None,
     ) -> None:
         """`whereabouts` are those of daemons on other servers, where there are any."""
         self._where = whereabouts if whereabouts is not None and whereabouts.shared else None

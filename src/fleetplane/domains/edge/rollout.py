@@ -48,9 +48,9 @@ from fleetplane.fleet.rollouts.rules.states import TargetFact
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.commands import OPEN, Commands, CommandTarget, state_of
 from fleetplane.kernel.errors import NotFound
-from fleetplane.kernel.presence import Whereabouts
+from fleetplane.kernel.presence import PresenceRegistry
 from fleetplane.kernel.resources import AnyKind, Key
-from fleetplane.kernel.store import Beside, Draft, Store
+from fleetplane.kernel.store import Draft, HookedChange, Store
 from fleetplane.kernel.values.times import NS
 
 HEALTHY = "healthy"
@@ -81,7 +81,7 @@ class LayerConfiguration:
         controller: EdgeController,
         ledger: Commands,
         clock: Clock,
-        whereabouts: Whereabouts | None = None,
+        whereabouts: PresenceRegistry | None = None,
     ) -> None:
         """`whereabouts` are those of daemons on other servers, where there are any."""
         self._store = store
@@ -99,7 +99,7 @@ class LayerConfiguration:
 
     # Holding.
 
-    def beside(self, _actor: str, _action: str, touches: Collection[Key]) -> Beside | None:
+    def beside(self, _actor: str, _action: str, touches: Collection[Key]) -> HookedChange | None:
         """Part of every change of a layer of everyone or of a tenant: holds daemons where they are."""
         layers = [key for key in touches if key.kind == CONFIG_LAYER.name and key.name in (GLOBAL, TENANT)]
         if not layers:
@@ -108,7 +108,7 @@ class LayerConfiguration:
         if any(not key.scope for key in layers):
             scopes |= set(self.scopes(""))
         keys = frozenset[Key]().union(*(holds.keys_of(SUBJECT, scope) for scope in scopes))
-        return Beside(change=lambda draft, _made: self._hold(draft, sorted(scopes)), touches=keys)
+        return HookedChange(change=lambda draft, _made: self._hold(draft, sorted(scopes)), touches=keys)
 
     def _hold(self, draft: Draft, scopes: Sequence[str]) -> None:
         before = _earlier(draft)

@@ -40,7 +40,7 @@ from fleetplane.fleet.rollouts.records import KINDS as ROLLOUT_KINDS
 from fleetplane.fleet.runs.runs import Runs
 from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.commands import COMMAND, COMMAND_TARGET
-from fleetplane.kernel.sessions.metrics import SessionCollector
+from fleetplane.kernel.sessions import SessionCollector
 from fleetplane.rpc import Authentication, Authenticator
 from fleetplane.web.documents import Documents, WebDocument
 from fleetplane.web.ops import Mount

@@ -2,7 +2,7 @@
 
 On a database file leases are in memory (`providers.py`), and nothing of this is written. Servers that share a
 database must agree on who holds a lease and who is silent, so that both are stored; the heartbeats themselves
-are not, see `kernel/presence/heard.py`. Pure: functions of a draft.
+are not, see `kernel/presence/last_seen.py`. Pure: functions of a draft.
 """
 
 from __future__ import annotations

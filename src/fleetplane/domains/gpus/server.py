@@ -49,7 +49,7 @@ from fleetplane.gen.nvidia.nvsentinel.v1alpha1 import gpu_pb2 as first_pb2
 from fleetplane.kernel.access import Grant, Permission, Principal, Role, built_in_grants
 from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.errors import PermissionDenied
-from fleetplane.kernel.presence.heard import LastSeen
+from fleetplane.kernel.presence.last_seen import LastSeen
 from fleetplane.rpc import Authentication, Authenticator, Connection, MethodRow, Needs, service_rows
 from fleetplane.web.ops import Mount
 

@@ -1,9 +1,9 @@
 """Which providers are alive, where several servers hear them in part.
 
 Providers call whichever server a balancer gives them. Who holds a lease, and whose has run out, is stored
-(`leases.py`); when a provider was last heard is in the table of `kernel/presence/heard.py`, which all servers
-write to. The active server alone declares silence, from that table and never from its own ears. Whoever is
-heard again says so in the same transaction that lets its conditions be read, on whichever server.
+(`leases.py`); when a provider was last heard is in the table of `kernel/presence/last_seen.py`, which all
+servers write to. Only the leader declares silence, from that table. A provider that is heard again is
+recorded in the same transaction that makes its conditions readable, on any server.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fleetplane.domains.gpus.rules import GpuPolicy
 from fleetplane.kernel.boundary import Boundary, contained
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError
-from fleetplane.kernel.presence.heard import LATE_SECONDS, WRITE_SECONDS, LastSeen
+from fleetplane.kernel.presence.last_seen import LATE_SECONDS, WRITE_SECONDS, LastSeen
 from fleetplane.kernel.resources import Key
 from fleetplane.kernel.store import Draft, Store
 from fleetplane.kernel.values.times import NS

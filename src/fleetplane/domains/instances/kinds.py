@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from fleetplane.kernel.objects.recorded import OBJECT
+from fleetplane.kernel.objects.port import OBJECT
 from fleetplane.kernel.resources import Kind, Nothing, Resource
 
 

@@ -31,7 +31,7 @@ from fleetplane.fleet.rollouts.rules.states import TargetFact
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FailedPrecondition, NotFound
 from fleetplane.kernel.resources import AnyKind, Key
-from fleetplane.kernel.store import Beside, Draft, Store, follow
+from fleetplane.kernel.store import Draft, HookedChange, Store, follow
 
 HEALTHY = "healthy"
 Views = Mapping[GroupKey, GroupView]
@@ -83,13 +83,13 @@ class GroupTemplates:
             change, actor=ACTOR, action="rollout.hold", touches=holds.keys_of(SUBJECT, scope)
         )
 
-    def beside(self, _actor: str, _action: str, touches: Collection[Key]) -> Beside | None:
+    def beside(self, _actor: str, _action: str, touches: Collection[Key]) -> HookedChange | None:
         """Part of every change of a group at run time: holds its instances as they are."""
         keys = [key for key in touches if key.kind == GROUP.name]
         if not keys or self._groups.configuration is None:
             return None
         touched = frozenset[Key]().union(*(holds.keys_of(SUBJECT, _scope_of(key)) for key in keys))
-        return Beside(change=lambda draft, _made: self._changed(draft, keys), touches=touched)
+        return HookedChange(change=lambda draft, _made: self._changed(draft, keys), touches=touched)
 
     def _changed(self, draft: Draft, keys: Sequence[Key]) -> None:
         for key in keys:

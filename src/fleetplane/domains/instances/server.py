@@ -66,12 +66,11 @@ from fleetplane.kernel.errors import InvalidArgument, NotFound
 from fleetplane.kernel.identity import Authority
 from fleetplane.kernel.identity.signing import SigningKeys
 from fleetplane.kernel.objects import Objects
-from fleetplane.kernel.objects.recorded import RecordedObjects
-from fleetplane.kernel.presence import Whereabouts
+from fleetplane.kernel.objects.port import RecordedObjects
+from fleetplane.kernel.presence import PresenceRegistry
 from fleetplane.kernel.reconcile import Explanations, Reconciler
-from fleetplane.kernel.reconcile.metrics import ReconcileCollector
-from fleetplane.kernel.sessions.metrics import SessionCollector
-from fleetplane.kernel.sessions.sessions import STOPPING, Sessions
+from fleetplane.kernel.reconcile.reconciler import ReconcileCollector
+from fleetplane.kernel.sessions import STOPPING, SessionCollector, Sessions
 from fleetplane.rpc import Authentication, Authenticator, Needs, Rate, service_rows
 from fleetplane.web.ops import Mount
 
@@ -216,7 +215,7 @@ class InstanceDomain:
         self._instances = Instances(kernel.store)
         objects = recorded = RecordedObjects(objects, kernel.store)
         self._reports = InstanceReports(kernel.clock, kernel.store)
-        places = Whereabouts(kernel.store, kernel.clock, channel=PLACES)
+        places = PresenceRegistry(kernel.store, kernel.clock, channel=PLACES)
         self._activity = Activity(kernel.clock)
         self.errors = self._errors = ErrorFeed(kernel.clock, kernel.store)
         self._explanations = Explanations()

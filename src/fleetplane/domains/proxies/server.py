@@ -47,7 +47,7 @@ from fleetplane.fleet.plans.records import with_writing
 from fleetplane.fleet.rollouts.records import KINDS as ROLLOUT_KINDS
 from fleetplane.fleet.runs.resources import RunCollector
 from fleetplane.kernel.boundary import Boundary
-from fleetplane.kernel.sessions.metrics import SessionCollector
+from fleetplane.kernel.sessions import SessionCollector
 from fleetplane.rpc import Authentication, Authenticator, Needs
 from fleetplane.web.documents import Documents, WebDocument
 from fleetplane.web.ops import Mount

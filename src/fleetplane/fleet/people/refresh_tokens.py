@@ -18,7 +18,7 @@ from typing import Protocol
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import InvalidArgument, Unauthenticated
 from fleetplane.kernel.identity import MasterKey
-from fleetplane.kernel.identity.sealed_secret import SealedSecret
+from fleetplane.kernel.identity.master_key import SealedSecret
 from fleetplane.kernel.identity.signing import SigningKeys
 from fleetplane.kernel.store import Store
 

@@ -34,7 +34,7 @@ from fleetplane.kernel import release_documents as documents
 from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError, InvalidArgument, ResourceExhausted
-from fleetplane.kernel.presence.heard import LastSeen
+from fleetplane.kernel.presence.last_seen import LastSeen
 from fleetplane.kernel.release_documents import UpgradeOrder, version_key
 from fleetplane.kernel.store import Draft, Store
 from fleetplane.rpc import CallContext

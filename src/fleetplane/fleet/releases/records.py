@@ -11,7 +11,7 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fleetplane.kernel.identity import MasterKey
-from fleetplane.kernel.identity.sealed_secret import SealedSecret
+from fleetplane.kernel.identity.master_key import SealedSecret
 from fleetplane.kernel.release_documents import FileEntry, key_text
 from fleetplane.kernel.resources import Kind, Nothing, Resource
 from fleetplane.kernel.store import Store

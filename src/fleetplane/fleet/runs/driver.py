@@ -30,7 +30,7 @@ from fleetplane.kernel.commands import (
     CommandTarget,
     state_of,
 )
-from fleetplane.kernel.commands.kinds import targets_scope
+from fleetplane.kernel.commands.rules import targets_scope
 from fleetplane.kernel.store import Store
 
 log = structlog.get_logger(__name__)

@@ -31,7 +31,7 @@ from fleetplane.kernel.access import who
 from fleetplane.kernel.boundary import Boundary, contained
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.commands import COMMAND, COMMAND_TARGET, OPEN, Commands, CommandTarget, state_of
-from fleetplane.kernel.commands.kinds import targets_scope
+from fleetplane.kernel.commands.rules import targets_scope
 from fleetplane.kernel.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
 from fleetplane.kernel.store import Draft, Store
 

@@ -24,7 +24,7 @@ from fleetplane.fleet.streams.presence import F, Flight, L, Live, Out, Presences
 from fleetplane.kernel.boundary import Boundary, contained
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.commands import Command, Commands, CommandState, keep_deadlines
-from fleetplane.kernel.commands.steps import TOO_LATE
+from fleetplane.kernel.commands.rules import TOO_LATE
 from fleetplane.kernel.errors import FleetplaneError
 from fleetplane.kernel.stalls import StallDetector
 

@@ -27,10 +27,10 @@ import structlog
 from fleetplane.fleet.streams.presence import L, Out, Presences
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import Conflict, Unavailable
-from fleetplane.kernel.presence import Whereabouts
-from fleetplane.kernel.sessions.sessions import STOPPING, SUPERSEDED, Session, Sessions
+from fleetplane.kernel.presence import PresenceRegistry
+from fleetplane.kernel.sessions import STOPPING, SUPERSEDED, Session, Sessions
 from fleetplane.rpc import CallContext, Rate
-from fleetplane.rpc.admission import TokenBucket
+from fleetplane.rpc.methods import TokenBucket
 from fleetplane.rpc.serving.exchange import ClientGone
 
 log = structlog.get_logger(__name__)
@@ -133,7 +133,7 @@ class StreamHost(Generic[In, Out, L]):
         sessions: Sessions,
         clock: Clock,
         policy: StreamPolicy,
-        whereabouts: Whereabouts | None = None,
+        whereabouts: PresenceRegistry | None = None,
     ) -> None:
         """`stream` names the kind of stream in the sessions; `whereabouts` are those of its agents.
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from fleetplane.kernel.errors import Conflict, FleetplaneError, Unauthenticated
-from fleetplane.kernel.sessions.sessions import REVOKED, Session
+from fleetplane.kernel.sessions import REVOKED, Session
 
 
 @asynccontextmanager

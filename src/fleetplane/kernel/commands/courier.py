@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from fleetplane.kernel.commands.kinds import Command, CommandTarget
+from fleetplane.kernel.commands.rules import Command, CommandTarget
 from fleetplane.kernel.errors import InvalidArgument, ResourceExhausted
 from fleetplane.kernel.resources import Key
 from fleetplane.kernel.store import Draft

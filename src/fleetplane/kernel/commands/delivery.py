@@ -1,32 +1,70 @@
-"""Getting commands to those targets that have their session on this server.
+"""Delivery of commands to targets whose session is on this server, and the output of targets for a while.
 
-What is sent was written down as sent before, in the session that it goes out on. On a database file this
-server has all sessions. Among several, each server takes up what others have written for its targets, and
-tells its targets what others have taken back.
+A command is recorded as sent, in the session that it goes out on, before it is sent. On a database
+file this server has all sessions. Among several servers, each delivers to its own targets what others
+have issued or cancelled. Outputs are kept in memory, bounded, and end with the server.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import structlog
 
 from fleetplane.kernel.boundary import note
 from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.commands import steps
+from fleetplane.kernel.commands import rules
 from fleetplane.kernel.commands.book import TargetBook
 from fleetplane.kernel.commands.courier import CommandLimits, Courier
-from fleetplane.kernel.commands.kinds import COMMAND_TARGET, Command, CommandTarget, state_of
-from fleetplane.kernel.commands.rules import CommandState, CommandStep
+from fleetplane.kernel.commands.rules import (
+    COMMAND_TARGET,
+    Command,
+    CommandState,
+    CommandStep,
+    CommandTarget,
+    Move,
+    state_of,
+)
 from fleetplane.kernel.commands.sessions import SessionRules
-from fleetplane.kernel.commands.steps import Move
 from fleetplane.kernel.errors import FleetplaneError
 from fleetplane.kernel.events import EventBatch
 from fleetplane.kernel.resources import Key
 from fleetplane.kernel.store import Draft, follow
 from fleetplane.kernel.values.times import NS
 from fleetplane.kernel.watch import Watch
+
+OUTPUT_LIMIT = 64 * 1024
+"""Characters kept of one target's output, its end: that is where errors are."""
+OUTPUTS_LIMIT = 4 * 1024 * 1024
+"""Characters kept in all; the oldest go first."""
+
+
+class Outputs:
+    def __init__(self, *, limit: int = OUTPUTS_LIMIT) -> None:
+        self._limit = limit
+        self._held = 0
+        self._texts: OrderedDict[tuple[str, str], str] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"<Outputs {len(self._texts)} characters={self._held}>"
+
+    def add(self, command: str, target: str, text: str) -> None:
+        known = self._texts.pop((command, target), "")
+        kept = (known + text)[-OUTPUT_LIMIT:]
+        self._texts[command, target] = kept
+        self._held += len(kept) - len(known)
+        while self._held > self._limit:
+            _, oldest = self._texts.popitem(last=False)
+            self._held -= len(oldest)
+
+    def get(self, command: str, target: str) -> str:
+        return self._texts.get((command, target), "")
+
+    def forget(self, command: str, target: str) -> None:
+        self._held -= len(self._texts.pop((command, target), ""))
+
 
 log = structlog.get_logger(__name__)
 
@@ -90,7 +128,7 @@ class Delivery:
                 CommandState.UNDELIVERABLE: (CommandStep.NOBODY,),
             }
             further = going.get(self._first_state(target, wait=wait), ())
-            return Move(key=key, steps=(CommandStep.RELEASE, *further), detail=steps.AWAY)
+            return Move(key=key, steps=(CommandStep.RELEASE, *further), detail=rules.AWAY)
         session = self._ready(target)
         return Move(
             key=key,
@@ -99,7 +137,7 @@ class Delivery:
                 *((CommandStep.HAND_OVER,) if session is not None else ()),
                 *(() if wait else (CommandStep.NOBODY,)),
             ),
-            detail=steps.AWAY,
+            detail=rules.AWAY,
             session=session or 0,
             only_if=self._sessions.handing_over(session or 0),
         )
@@ -115,7 +153,7 @@ class Delivery:
             if self._courier.is_present(target.spec.target):
                 await self.room(target.spec.target)
             elif not command.spec.wait and not self._sessions.shared:  # else that was decided by presence
-                away.append(Move(key=key, steps=(CommandStep.NOBODY,), detail=steps.AWAY))
+                away.append(Move(key=key, steps=(CommandStep.NOBODY,), detail=rules.AWAY))
         await self._book.move(away)
 
     # Sending.

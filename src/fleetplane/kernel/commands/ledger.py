@@ -17,26 +17,28 @@ from functools import partial
 from fleetplane.kernel.access import who
 from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.commands import steps
+from fleetplane.kernel.commands import rules
 from fleetplane.kernel.commands.book import BATCH, TargetBook
 from fleetplane.kernel.commands.courier import CommandLimits, Courier, IssuedBeside, IssueResult
-from fleetplane.kernel.commands.delivery import Delivery
-from fleetplane.kernel.commands.kinds import (
+from fleetplane.kernel.commands.delivery import Delivery, Outputs
+from fleetplane.kernel.commands.rules import (
     COMMAND,
     COMMAND_TARGET,
+    UNDER_WAY,
+    WORDS,
     Command,
     CommandSpec,
+    CommandState,
+    CommandStep,
     CommandTarget,
+    Move,
     due_ns,
     finished_before,
     is_open,
     state_of,
     targets_scope,
 )
-from fleetplane.kernel.commands.outputs import Outputs
-from fleetplane.kernel.commands.rules import UNDER_WAY, WORDS, CommandState, CommandStep
 from fleetplane.kernel.commands.sessions import SessionPlaces, SessionRules
-from fleetplane.kernel.commands.steps import Move
 from fleetplane.kernel.errors import InvalidArgument, NotFound
 from fleetplane.kernel.resources import Key
 from fleetplane.kernel.store import Draft, Store, follow
@@ -156,7 +158,7 @@ class Commands:
 
         def change(draft: Draft) -> IssueResult:
             deliver_by_ns = draft.now_ns + round(deliver_within_seconds * NS)
-            issued, made = steps.write_down(
+            issued, made = rules.write_down(
                 draft, scope, command, spec=spec, first=first(draft), deliver_by_ns=deliver_by_ns
             )
             return IssueResult(issued, made, None if beside is None else beside.write(draft, issued))
@@ -375,7 +377,7 @@ class Commands:
             if state_of(target) is CommandState.WAITING and self._courier.is_present(target.spec.target):
                 retried.add(target.spec.target)
         try:
-            await self._end(overdue, CommandStep.TOO_LATE, steps.TOO_LATE)
+            await self._end(overdue, CommandStep.TOO_LATE, rules.TOO_LATE)
         finally:
             self._not_ended(overdue, now_ns)
         for name in sorted(retried):
@@ -399,7 +401,7 @@ class Commands:
         for command in old:
             keys = [command.key, *(target.key for target in self.targets(command))]
             await self._store.transact(
-                partial(steps.forget, keys=keys),
+                partial(rules.forget, keys=keys),
                 actor=self._book.actor,
                 action="command.sweep",
                 touches=keys,

@@ -17,9 +17,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from fleetplane.kernel.commands.kinds import CommandTargetSpec, TargetStatus
-from fleetplane.kernel.commands.rules import UNDER_WAY, CommandState, CommandStep
-from fleetplane.kernel.commands.steps import Condition
+from fleetplane.kernel.commands.rules import (
+    UNDER_WAY,
+    CommandState,
+    CommandStep,
+    CommandTargetSpec,
+    Condition,
+    TargetStatus,
+)
 from fleetplane.kernel.resources import Kind, Resource, SpecT, StatusT
 from fleetplane.kernel.store import Draft
 

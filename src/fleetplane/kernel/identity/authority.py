@@ -23,10 +23,12 @@ from cryptography.x509.oid import NameOID
 
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FailedPrecondition, InvalidArgument
-from fleetplane.kernel.identity.master_key import MasterKey
-from fleetplane.kernel.identity.profile import LeafProfile, LeafUsage, host_name, subject
+from fleetplane.kernel.identity.certificates import LeafProfile, LeafUsage, host_name, subject
+from fleetplane.kernel.identity.master_key import NO_VERSION, HeldSecret, MasterKey, SealedSecret
 from fleetplane.kernel.identity.roots import (
     BACKDATE,
+    Succession,
+    SuccessionPhase,
     authority_key_identifier,
     cross_signed,
     key_id_of,
@@ -39,8 +41,6 @@ from fleetplane.kernel.identity.roots import (
     unpack,
     write_root,
 )
-from fleetplane.kernel.identity.sealed_secret import NO_VERSION, HeldSecret, SealedSecret
-from fleetplane.kernel.identity.succession import Succession, SuccessionPhase
 from fleetplane.kernel.store import Store
 from fleetplane.kernel.unbroken import finish
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from fleetplane.kernel.access import EVERYWHERE, Principal, Role
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import Unauthenticated
-from fleetplane.kernel.identity.ended_places import has_ended
+from fleetplane.kernel.identity.bindings import has_ended
 from fleetplane.kernel.identity.master_key import MasterKey
 from fleetplane.kernel.identity.revocation import Revocations
 from fleetplane.kernel.identity.signing import SigningKeys

@@ -29,8 +29,13 @@ from fleetplane.kernel.errors import (
     ResourceExhausted,
     Unauthenticated,
 )
-from fleetplane.kernel.identity.master_key import MasterKey
-from fleetplane.kernel.identity.sealed_secret import NO_VERSION, HeldSecret, ReplacedMeanwhile, SealedSecret
+from fleetplane.kernel.identity.master_key import (
+    NO_VERSION,
+    HeldSecret,
+    MasterKey,
+    ReplacedMeanwhile,
+    SealedSecret,
+)
 from fleetplane.kernel.store import Store
 from fleetplane.kernel.unbroken import finish
 

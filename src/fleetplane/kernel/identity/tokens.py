@@ -19,7 +19,7 @@ import msgspec
 from fleetplane.kernel.access import EVERYWHERE, Principal, Role
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import AlreadyExists, InvalidArgument, Unauthenticated
-from fleetplane.kernel.identity.ended_places import ENDED_PLACE, has_ended
+from fleetplane.kernel.identity.bindings import ENDED_PLACE, has_ended
 from fleetplane.kernel.identity.master_key import MasterKey
 from fleetplane.kernel.resources import Kind, Nothing
 from fleetplane.kernel.store import Draft, Store

@@ -1,10 +1,12 @@
-"""Ending the sessions of servers that are gone, and forgetting agents that stay away. For the seat holder.
+"""The stored presence of an agent, and how the leader ends presences whose server or agent is gone.
+
+A presence is one resource for each agent of a channel. It outlives its session, marked as left: the time of
+its hello must stay known for as long as that hello could be replayed.
 
 A server is gone when it was not heard of for as long as it may write, or when a later process of its name
-has begun. Its agents get one reconnect period to come to another server; only then are their presences marked
-as left, and only those that still name a session of that process. The period begins when this server first
-sees the other gone, so it is never shorter for having taken the seat, nor after a stall or an outage in
-which nobody could be heard.
+has begun. Its agents get one reconnect period to reach another server; then their presences are
+marked as left, but only those that still name a session of that process. The period begins when the leader
+first sees the server gone, so it is never shorter after a takeover, a stall or an outage.
 """
 
 from __future__ import annotations
@@ -20,11 +22,34 @@ import structlog
 from fleetplane.kernel.boundary import contained
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError
-from fleetplane.kernel.presence.asking import answered
-from fleetplane.kernel.presence.kinds import PRESENCE, PresenceSpec
-from fleetplane.kernel.resources import Nothing, Resource
+from fleetplane.kernel.presence.last_seen import answered
+from fleetplane.kernel.resources import Kind, Nothing, Resource
 from fleetplane.kernel.store import Draft, Store
 from fleetplane.kernel.store.store import SYSTEM
+
+
+class PresenceSpec(msgspec.Struct, frozen=True, kw_only=True):
+    server: str
+    """Which has the session, or had it; empty once nobody has anything to do about its end."""
+    boot: int
+    """The process of that server; 0 if it forgot the session."""
+    session: int
+    """The revision that the session began with: a later one has a higher number, on whichever server."""
+    hello_at_ns: int = 0
+    """The time of the newest hello that was accepted, by the agent's clock; 0 if hellos say none."""
+    digest: bytes = b""
+    """Of that hello."""
+    left_at_ns: int = 0
+    """When the session ended; 0 while it lasts."""
+
+    @property
+    def is_open(self) -> bool:
+        return self.left_at_ns == 0
+
+
+PRESENCE: Kind[PresenceSpec, Nothing] = Kind("presence", PresenceSpec, Nothing)
+"""Its scope is the channel, its name the agent."""
+
 
 log = structlog.get_logger(__name__)
 

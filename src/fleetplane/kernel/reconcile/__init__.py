@@ -2,8 +2,7 @@
 
 from fleetplane.kernel.reconcile.explanation import Explanation, Explanations, PassResult, Reason
 from fleetplane.kernel.reconcile.lease import LEASE, Lease, LeaseLost, LeaseSpec
-from fleetplane.kernel.reconcile.queue import WorkQueue
-from fleetplane.kernel.reconcile.reconciler import Reconciler, ReconcilerStatistics
+from fleetplane.kernel.reconcile.reconciler import Reconciler, ReconcilerStatistics, WorkQueue
 
 __all__ = [
     "LEASE",

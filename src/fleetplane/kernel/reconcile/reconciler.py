@@ -1,29 +1,141 @@
-"""Running a level-triggered controller: look at a key, make it right, look again when told.
+"""Run a level-triggered controller: look at a key, make it right, look again when told.
 
-The controller is a function from a key to what a pass over it came to; the key says what to
-look at, never what happened to it. A pass that fails is tried again, later each time, and holds
-up no other key. Only the holder of the lease works. What each pass found is kept for whoever
-asks why nothing happens. Knows nothing of what is reconciled.
+The controller is a function from a key to the result of one pass; the key says what to look at, never what
+happened to it. A pass that fails is retried with growing delays and holds up no other key. Only the holder of
+the lease works. The result of each key's last pass is kept for explanations.
+
+The queue is pure. A key is in it at most once: queued again while it waits, the earlier moment wins;
+queued while it runs, it runs once more afterwards.
+
+    add     not queued   waits until `due`
+            waiting      waits until the earlier of the two
+            running      remembered: waits again when done
+    take    waiting      running, if it is due
+    done    running      waits, if it was remembered or a moment is given; else gone
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
+import itertools
 import math
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import msgspec
 import structlog
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from fleetplane.kernel.backoff import Backoff
 from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.errors import FleetplaneError
+from fleetplane.kernel.errors import FleetplaneError, ResourceExhausted
 from fleetplane.kernel.reconcile.explanation import Explanation, PassResult
 from fleetplane.kernel.reconcile.lease import Lease, LeaseLost
-from fleetplane.kernel.reconcile.queue import KEYS_LIMIT, WorkQueue
 from fleetplane.kernel.store import Store
+
+KEYS_LIMIT = 100_000
+"""Keys in one queue; about 300 bytes each, 30 MB at worst."""
+_STALE_SLACK = 64
+"""Outdated entries of the heap that are tolerated beyond one per key before it is rebuilt."""
+
+
+class _QueuedKey:
+    __slots__ = ("again", "due", "order", "running")
+
+    def __init__(self, due: float, order: int) -> None:
+        self.due = due
+        self.order = order
+        self.running = False
+        self.again: float | None = None
+        """When it was asked for while running, at the earliest."""
+
+
+class WorkQueue:
+    def __init__(self, *, limit: int = KEYS_LIMIT) -> None:
+        self._limit = limit
+        self._entries: dict[str, _QueuedKey] = {}
+        self._heap: list[tuple[float, int, str]] = []
+        self._orders = itertools.count()
+        self.running = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __repr__(self) -> str:
+        return f"<WorkQueue keys={len(self)} running={self.running}>"
+
+    def add(self, key: str, due: float) -> None:
+        entry = self._entries.get(key)
+        if entry is None:
+            if len(self._entries) >= self._limit:
+                raise ResourceExhausted(f"{len(self._entries)} keys are queued, the most there may be")
+            self._entries[key] = entry = _QueuedKey(due, next(self._orders))
+            self._push(key, entry)
+        elif entry.running:
+            entry.again = due if entry.again is None else min(entry.again, due)
+        elif due < entry.due:
+            entry.due, entry.order = due, next(self._orders)
+            self._push(key, entry)
+
+    def take(self, now: float) -> str | None:
+        """The key that has been due for longest, now being worked on; None if none is due."""
+        self._drop_stale()
+        if not self._heap or self._heap[0][0] > now:
+            return None
+        _, _, key = heapq.heappop(self._heap)
+        self._entries[key].running = True
+        self.running += 1
+        return key
+
+    def done(self, key: str, due: float | None) -> None:
+        """A key has been worked on; it comes again at `due`, or when it was asked for meanwhile."""
+        entry = self._entries.pop(key)
+        self.running -= 1
+        moments = [moment for moment in (entry.again, due) if moment is not None]
+        if moments:
+            self.add(key, min(moments))
+
+    def failed(self, key: str, due: float) -> None:
+        """A key comes again at `due` and not before: what it asked for while failing has to wait.
+
+        Otherwise a controller whose own writes wake it would try again without pause.
+        """
+        self._entries.pop(key)
+        self.running -= 1
+        self.add(key, due)
+
+    def next_due(self) -> float:
+        """The moment before which there is nothing to take; infinity if nothing waits."""
+        self._drop_stale()
+        return self._heap[0][0] if self._heap else math.inf
+
+    def due(self, key: str) -> float | None:
+        """When a key comes next; None if it is not queued, or only being worked on."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        return entry.again if entry.running else entry.due
+
+    def _push(self, key: str, entry: _QueuedKey) -> None:
+        heapq.heappush(self._heap, (entry.due, entry.order, key))
+        if len(self._heap) > 2 * len(self._entries) + _STALE_SLACK:
+            self._heap = [
+                (entry.due, entry.order, key) for key, entry in self._entries.items() if not entry.running
+            ]
+            heapq.heapify(self._heap)
+
+    def _drop_stale(self) -> None:
+        """Entries whose key has been moved or taken since: the order tells, as no two share one."""
+        while self._heap:
+            _, order, key = self._heap[0]
+            entry = self._entries.get(key)
+            if entry is not None and entry.order == order and not entry.running:
+                return
+            heapq.heappop(self._heap)
+
 
 log = structlog.get_logger(__name__)
 
@@ -222,3 +334,37 @@ class Reconciler:
         self._explanations.move_to_end(explanation.key)
         if len(self._explanations) > self._explanations_limit:
             self._explanations.popitem(last=False)
+
+
+PREFIX = "fleetplane_reconcile_"
+_GAUGES = {"queued": "Keys waiting for a pass", "running": "Keys being worked on"}
+_COUNTERS = {
+    "passes": "Passes over a key",
+    "failures": "Passes that failed",
+    "leases_lost": "Times that another server took a controller over",
+}
+
+
+class ReconcileCollector(Collector):
+    """One for any number of controllers, told apart by name; there may be more of them later."""
+
+    def __init__(self, controllers: Callable[[], Iterable[Reconciler]]) -> None:
+        self._controllers = controllers
+
+    @property
+    def held(self) -> int:
+        """How many of them are this server's to run now."""
+        return sum(controller.is_ours for controller in self._controllers())
+
+    def collect(self) -> Iterator[Metric]:
+        found = [(controller.name, controller.statistics()) for controller in self._controllers()]
+        for name, text in _GAUGES.items():
+            gauge = GaugeMetricFamily(PREFIX + name, text, labels=["controller"])
+            for controller, numbers in found:
+                gauge.add_metric([controller], getattr(numbers, name))
+            yield gauge
+        for name, text in _COUNTERS.items():
+            counter = CounterMetricFamily(PREFIX + name, text, labels=["controller"])
+            for controller, numbers in found:
+                counter.add_metric([controller], getattr(numbers, name))
+            yield counter

@@ -1,6 +1,6 @@
 """The revisioned store: transactions, claims, the memory view and watches over one database."""
 
-from fleetplane.kernel.store.companions import Beside, Companion
+from fleetplane.kernel.store.commit_hooks import CommitHook, HookedChange
 from fleetplane.kernel.store.draft import ABSENT, Committed, Draft, Expect, UndeclaredChange
 from fleetplane.kernel.store.engine import Claim
 from fleetplane.kernel.store.following import follow
@@ -10,13 +10,13 @@ from fleetplane.kernel.store.transaction import Delete, Put, ReleaseClaim, Take,
 
 __all__ = [
     "ABSENT",
-    "Beside",
     "Claim",
+    "CommitHook",
     "Committed",
-    "Companion",
     "Delete",
     "Draft",
     "Expect",
+    "HookedChange",
     "Put",
     "ReleaseClaim",
     "Store",

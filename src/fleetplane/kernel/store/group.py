@@ -1,7 +1,10 @@
-"""Transactions that will become durable together, run one after another.
+"""Groups of transactions: run one after another, written together, then applied to memory.
 
-Pure: takes the state in memory, and says what each transaction answers, which rows the
-database must take, and what memory becomes once it has them.
+`GroupState` is pure: from the state in memory it computes the answer of each transaction, the rows
+for the database, and the state of memory once the rows are durable. `Applier` is the only place where the
+view, the claims and the hub change: by group number, each group exactly once, in one step without an
+await, so that readers and watches see whole groups. It applies groups of this process from memory,
+and groups of other servers from the log.
 """
 
 from __future__ import annotations
@@ -9,27 +12,35 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 
 import msgspec
+import structlog
 
 from fleetplane.kernel.audit import chain as audit
 from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.resources import AnyResource, Key, bare, encode
-from fleetplane.kernel.store import log
+from fleetplane.kernel.errors import IntegrityError
+from fleetplane.kernel.resources import AnyKind, AnyResource, Key, bare, encode
+from fleetplane.kernel.store import engine
 from fleetplane.kernel.store.draft import Draft, DraftChanges, ResourceCounts, audited, merged
 from fleetplane.kernel.store.engine import (
     ALONE,
     ArchiveCut,
     Claim,
+    Claimed,
     ClaimRow,
     DatabaseMark,
     GroupAuthor,
+    LoggedGroup,
     LogRow,
+    LogType,
     ResourceRow,
+    SecretChanged,
     SecretRow,
     WriteGroup,
 )
 from fleetplane.kernel.store.servers import level
 from fleetplane.kernel.store.view import StoreView
-from fleetplane.kernel.watch import Event, EventType
+from fleetplane.kernel.watch import Event, EventType, Hub
+
+log = structlog.get_logger(__name__)
 
 _TYPES = {sort: sort.value for sort in EventType}
 ID_BYTES = 16
@@ -152,7 +163,7 @@ class GroupState:
         seq = self._before.audit_seq + len(self._audit) + 1
         if changes.claims:
             self._claims.update(changes.claims)
-            self._rows += log.of_claims(changes.claims, self._revision)
+            self._rows += engine.of_claims(changes.claims, self._revision)
         if changes.secrets:
             self._keep_secrets(changes.secrets, seq)
         entry = audit.ChainEntry(
@@ -171,7 +182,7 @@ class GroupState:
         for name, blob in secrets.items():
             self._secrets[name] = None if blob is None else SecretRow(name, blob, version)
             self._size += len(blob or b"")
-        self._rows += log.of_secrets(secrets, self._revision, version)
+        self._rows += engine.of_secrets(secrets, self._revision, version)
 
     def cut(self, cut: ArchiveCut) -> None:
         """Let the audit chain begin after an entry that is archived."""
@@ -221,7 +232,7 @@ class GroupState:
             cut=self._cut,
         )
         if self._compacted != self._before.compacted:
-            rows.log = [*self._rows, log.of_horizon(self._compacted, self._revision)]
+            rows.log = [*self._rows, engine.of_horizon(self._compacted, self._revision)]
         for key, resource in self._resources.items():
             if resource is None:
                 rows.deletes.append(key)
@@ -255,3 +266,104 @@ class GroupState:
                 self._view.claims.pop(claim, None)
             else:
                 self._view.claims[claim] = owner
+
+
+class Applier:
+    def __init__(
+        self,
+        kinds: Mapping[str, AnyKind],
+        view: StoreView,
+        hub: Hub,
+        mark: DatabaseMark,
+        levels: level.Levels = level.SUPPORTED,
+    ) -> None:
+        self._kinds = kinds
+        self._view = view
+        self._hub = hub
+        self._levels = levels
+        self.mark = mark
+        """Where memory stands."""
+        self.secret_changed: Callable[[str], None] = _ignored
+        """Told the name of each secret that another process has put or deleted."""
+        self.wrote: Callable[[int], None] = _unheard
+        """Told the number of each group that this process has written."""
+
+    def __repr__(self) -> str:
+        return f"<Applier number={self.mark.number} revision={self.mark.revision}>"
+
+    def own(self, group: GroupState) -> None:
+        """What this process wrote, unless it was read from the log before the database's answer came."""
+        after = group.after()
+        if after.number > self.mark.number:
+            self._check(after)
+            group.apply()
+            self._show(group.events, after)
+        self.wrote(after.number)
+
+    def foreign(self, logged: LoggedGroup, bodies: Mapping[Key, AnyResource]) -> None:
+        """What another process wrote; `bodies` has what the log leaves out (`Kind.is_logged`)."""
+        self._check(logged.mark)
+        events: list[Event] = []
+        for row in logged.log:
+            if not row.kind:
+                self._other(row)
+            elif (event := self._change(row, bodies)) is not None:
+                events.append(event)
+        self._show(events, logged.mark)
+
+    def pass_over(self, mark: DatabaseMark) -> None:
+        """A group that changed nothing, such as one that says who has the seat from now on."""
+        if mark.number <= self.mark.number:
+            return
+        self._check(mark)
+        self._show([], mark)
+
+    def _check(self, mark: DatabaseMark) -> None:
+        if mark.number != self.mark.number + 1:
+            raise IntegrityError(f"group {mark.number} cannot be applied after group {self.mark.number}")
+
+    def _show(self, events: list[Event], mark: DatabaseMark) -> None:
+        self.mark = mark
+        self._hub.compacted = mark.compacted
+        self._hub.publish(events, mark.revision)
+
+    def _change(self, row: LogRow, bodies: Mapping[Key, AnyResource]) -> Event | None:
+        kind = self._kinds.get(row.kind)
+        if kind is None:  # of a newer version: it stays in the database
+            return None
+        resource, view = kind.decode_logged(row.body), self._view.of(row.kind)
+        if kind is level.LEVEL:  # before anything that was written from it on
+            level.check(level.of(resource), self._levels)
+            log.info("store.level_rose", to=level.of(resource))
+        view.revision = row.revision
+        if row.type == EventType.DELETED:
+            known = (resource.scope, resource.name) in view.live
+            view.delete(resource.scope, resource.name)
+            if not known:  # of a kind whose content is not logged, and was gone before we could read it
+                return None
+        else:
+            if not kind.is_logged:
+                found = bodies.get(resource.key)
+                if found is None or found.revision != row.revision:  # gone again, as a later group says
+                    return None
+                resource = found
+            view.put(resource)
+        return Event(type=EventType(row.type), resource=resource, revision=row.revision)
+
+    def _other(self, row: LogRow) -> None:
+        said = engine.read(row)
+        if isinstance(said, Claimed):
+            if row.type == LogType.CLAIMED:
+                self._view.claims[said.claim] = said.owner
+            else:
+                self._view.claims.pop(said.claim, None)
+        elif isinstance(said, SecretChanged):
+            self.secret_changed(said.name)
+
+
+def _ignored(_name: str) -> None:
+    pass
+
+
+def _unheard(_number: int) -> None:
+    pass

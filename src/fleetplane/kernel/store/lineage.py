@@ -1,11 +1,13 @@
-"""Which database this is, and how far it has come.
+"""Check at the start that the database is the expected one and has lost nothing.
 
-Beside the database lies a small file, its mark: the lineage of the database, and the revision and audit
-entry that were durable when it was last written, at least once a second and at the end. A database
-that is missing, older than its mark or of another lineage has lost something that somebody was told is
-kept, and is refused. Whoever accepts the loss, or restores a backup, begins a new lineage: its revisions
-start above everything that the old one can have given out, so that no cursor of the old one passes
-for one of the new.
+Beside the database lies a small file, its mark: the lineage of the database, and the last durable revision
+and audit entry when the mark was written, at least once a second and at the end. A database that is
+missing, older than its mark or of another lineage has lost acknowledged writes and is refused. After
+accepting the loss, or restoring a backup, a new lineage begins: its revisions start above all that the old
+one can have given out, so that no cursor of the old one is valid in the new one.
+
+`adopt` checks that the audit chain was made with this key, or brings an unkeyed chain under it.
+`standing` reads the same facts from a database file without opening the store.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import zlib
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import structlog
@@ -25,9 +28,71 @@ import structlog
 from fleetplane.kernel import boundary
 from fleetplane.kernel.audit import chain as audit
 from fleetplane.kernel.errors import IntegrityError
+from fleetplane.kernel.store.draft import Draft
 from fleetplane.kernel.store.engine import Engine
 
+if TYPE_CHECKING:
+    from fleetplane.kernel.store.store import Store
+
+
 log = structlog.get_logger(__name__)
+
+KEYED = "audit.keyed"
+"""The first entry under a key, of a chain that began without: it names every secret with its digest, which
+entries before it did not have."""
+
+
+async def adopt(engine: Engine, store: Store, key: bytes) -> None:
+    """Make sure that the chain ends under this key, or bring it there; refuse one of another key."""
+    head = store.audit_head()
+    if head.seq == 0:
+        return
+    last, before = await engine.audit_row(head.seq), await engine.audit_row(head.seq - 1)
+    previous = audit.GENESIS if head.seq == 1 else None if before is None else before.hash
+    if last is None or previous is None:
+        raise IntegrityError(f"the end of the audit log is missing, at entry {head.seq}")
+    if audit.link(previous, last.entry, key) == last.hash:
+        return
+    if audit.link(previous, last.entry) != last.hash:
+        raise IntegrityError(
+            "the audit log was not made with this master key",
+            hint="start with the master key that this data directory was made with",
+        )
+    log.warning("audit.keyed", entries=head.seq)
+    held = {name: await engine.secret(name) for name in await engine.secret_names("")}
+
+    def change(draft: Draft) -> None:
+        for name, blob in held.items():
+            if blob is not None:
+                draft.put_secret(name, blob)
+
+    if held:  # else the next entry, whatever it is, begins the keyed chain
+        await store.transact(change, actor="system", action=KEYED, touches=())
+
+
+class StoreStanding(NamedTuple):
+    lineage: str
+    revision: int
+    audit_seq: int
+    audit_hash: bytes
+    audit_cut: str
+    """The signed checkpoint of the last audit entry that was archived."""
+
+
+_NOW = (
+    "SELECT lineage, revision, audit_seq, audit_hash, audit_cut FROM meta, groups"
+    " WHERE number = (SELECT max(number) FROM groups)"
+)
+_BEFORE = "SELECT lineage, revision, audit_seq, audit_hash, audit_cut FROM meta"
+"""Of a database that was not opened since every group has a row."""
+
+
+def standing(database: sqlite3.Connection) -> StoreStanding | None:
+    """None if the database does not say: a row is missing that there always is."""
+    tables = database.execute("SELECT count(*) FROM sqlite_master WHERE name = 'groups'").fetchone()
+    rows = database.execute(_NOW if tables[0] else _BEFORE).fetchall()
+    return StoreStanding(*rows[0]) if len(rows) == 1 else None
+
 
 REVISIONS_PER_SECOND = 1 << 16
 """More than any store makes in the long run, so that what begins later begins above."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from fleetplane.kernel.errors import SettingsError
-from fleetplane.kernel.store.bells.bus import NatsSettings
+from fleetplane.kernel.store.notifiers.notifier import NatsSettings
 from fleetplane.kernel.store.servers import level
 from fleetplane.kernel.store.servers.level import Levels
 from fleetplane.kernel.watch import WatchLimits

@@ -50,13 +50,13 @@ from fleetplane.kernel.resources import (
 )
 from fleetplane.kernel.sealing import Sealer
 from fleetplane.kernel.store import lineage
-from fleetplane.kernel.store.applier import Applier
-from fleetplane.kernel.store.chain import adopt
-from fleetplane.kernel.store.companions import Beside, Companion, together
+from fleetplane.kernel.store.commit_hooks import CommitHook, HookedChange, together
+from fleetplane.kernel.store.disk import exclusive
 from fleetplane.kernel.store.draft import Committed, Draft
 from fleetplane.kernel.store.engine import ALONE, ArchiveCut, Claim, Engine, GroupAuthor, LogRow
-from fleetplane.kernel.store.lock import exclusive
-from fleetplane.kernel.store.servers import level, seat
+from fleetplane.kernel.store.group import Applier
+from fleetplane.kernel.store.lineage import adopt
+from fleetplane.kernel.store.servers import leader_lease, level
 from fleetplane.kernel.store.servers.level import Levels
 from fleetplane.kernel.store.settings import StoreSettings, StoreStatistics
 from fleetplane.kernel.store.transaction import Transaction
@@ -65,9 +65,9 @@ from fleetplane.kernel.store.writer import TRIM_ROWS, StoreWriter
 from fleetplane.kernel.watch import Event, EventPage, EventType, Hub, Watch
 
 if TYPE_CHECKING:
-    from fleetplane.kernel.store.bells.doorbell import Doorbell
+    from fleetplane.kernel.store.notifiers.notifier import CommitNotifier
     from fleetplane.kernel.store.servers.engine import SharedEngine
-    from fleetplane.kernel.store.servers.standby import Meanwhile
+    from fleetplane.kernel.store.servers.replica import Meanwhile
 
 R = TypeVar("R")
 log = structlog.get_logger(__name__)
@@ -117,7 +117,7 @@ class Store:
         self._writer: StoreWriter
         self._audit_key = b""
         self._writing: asyncio.Task[None]
-        self._companions: tuple[Companion, ...] = ()
+        self._companions: tuple[CommitHook, ...] = ()
         self._caches: list[SecretCache] = []
         self._secret_changed = asyncio.Event()
         self.lineage = ""
@@ -128,7 +128,7 @@ class Store:
         """Whether other servers write to the same database, and may know what this one does not yet."""
         self.succeeds = False
         """Whether this server became active by following another one: somebody listened all the time."""
-        self.bell: Doorbell | None = None
+        self.bell: CommitNotifier | None = None
         """What tells them of writes, and this one of theirs."""
         self.elsewhere: Callable[[], FleetplaneError] | None = None
         """On a server that stands by: the refusal of what only the active one does."""
@@ -157,7 +157,7 @@ class Store:
         path = settings.path
         with exclusive(path.with_name(path.name + ".lock")):
             if settings.url:
-                from fleetplane.kernel.store.servers.opening import opened
+                from fleetplane.kernel.store.servers.replica import opened
 
                 async with opened(
                     settings, kinds=kinds, clock=clock, audit_key=audit_key, meanwhile=meanwhile
@@ -496,7 +496,7 @@ class Store:
         Raises `Unavailable` if the database cannot be asked.
         """
         engine = self.shared_engine
-        return await engine.living(seat.LIFE_SECONDS) if engine is not None else {}
+        return await engine.living(leader_lease.LIFE_SECONDS) if engine is not None else {}
 
     async def confirmed(self) -> None:
         """Return once memory has everything that was acknowledged before, by whichever server.
@@ -555,7 +555,7 @@ class Store:
     ) -> Committed[R]:
         """Run `change` in the writer; answer once what it did and saw is durable.
 
-        In order of arrival; while many wait, each tenant in its turn (see `queue/fair.py`).
+        In order of arrival; while many wait, each tenant in its turn (see `queue.py`).
 
         `change` must be pure: it may be run late, several times on different states or, if its caller goes
         away first, never.
@@ -585,7 +585,7 @@ class Store:
         finally:
             _WRITING_HERE.reset(before)
 
-    def accompany(self, companion: Companion) -> None:
+    def accompany(self, companion: CommitHook) -> None:
         """From now on, let it add to transactions what must be durable with them or not at all."""
         self._companions += (companion,)
 
@@ -727,7 +727,7 @@ def _check_signature(actor: str, action: str) -> None:
     check_text("action", action, ACTION_LIMIT_BYTES)
 
 
-def _without_parts(committed: Committed[tuple[R, Any]], parts: Sequence[Beside]) -> Committed[R]:
+def _without_parts(committed: Committed[tuple[R, Any]], parts: Sequence[HookedChange]) -> Committed[R]:
     """The answer of a change that had companions, who are told of theirs."""
     value, theirs = committed.value
     for part, one in zip(parts, theirs, strict=True):

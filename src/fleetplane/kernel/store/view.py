@@ -16,7 +16,9 @@ from fleetplane.kernel.access import EVERYWHERE
 from fleetplane.kernel.errors import FleetplaneError
 from fleetplane.kernel.resources import AnyResource, Key
 from fleetplane.kernel.sealing import Sealer
-from fleetplane.kernel.store.engine import Claim
+from fleetplane.kernel.store.engine import (
+    Claim,
+)
 
 LISTS_PER_KIND_LIMIT = 64
 """Scopes whose list is kept per kind; tuples of pointers, 8 bytes a resource."""

@@ -26,7 +26,6 @@ from fleetplane.kernel.errors import (
     Unavailable,
 )
 from fleetplane.kernel.resources import Key
-from fleetplane.kernel.store.applier import Applier
 from fleetplane.kernel.store.draft import Committed, Draft
 from fleetplane.kernel.store.engine import (
     ALONE,
@@ -38,9 +37,8 @@ from fleetplane.kernel.store.engine import (
     Superseded,
     WriteGroup,
 )
-from fleetplane.kernel.store.group import GroupState, TransactionResult
-from fleetplane.kernel.store.queue.fair import FairQueue
-from fleetplane.kernel.store.queue.submissions import Settlement, Submission, settled
+from fleetplane.kernel.store.group import Applier, GroupState, TransactionResult
+from fleetplane.kernel.store.queue import FairQueue, Settlement, Submission, settled
 from fleetplane.kernel.store.settings import StoreSettings
 from fleetplane.kernel.store.view import StoreView
 

@@ -1,28 +1,40 @@
 """Time series and log lines, stored beside the state.
 
-Takes batches without waiting: they go into a bounded queue, shared fairly between tenants and
-sources, and what does not fit is refused and counted. One task writes; while it writes, what
-arrives is gathered into its next batch. Others read beside it. What is taken is written within
-moments, not at once: see the engines for what a crash may cost. A database that is away makes the
-queue full, and nobody wait. Knows nothing of what the series and lines are about.
+Batches are accepted without waiting: they go into a bounded queue that is shared fairly between tenants and
+sources; what does not fit is refused and counted. One task writes; what arrives meanwhile becomes its
+next batch. Accepted data is written within moments, not at once: see the engines for what a crash
+may cost. While a database is away the queue fills and nobody waits. Subscribers learn which scopes and
+sources were written lately. Knows nothing of what the series and lines are about.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Self, TypeVar
 
 import structlog
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from fleetplane.kernel import boundary
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError, Unavailable
 from fleetplane.kernel.telemetry.engine import Away, TelemetryEngine, Written
 from fleetplane.kernel.telemetry.fair_queue import FairLineQueue
-from fleetplane.kernel.telemetry.news import News
 from fleetplane.kernel.telemetry.series_quota import QuotaNotice
 from fleetplane.kernel.telemetry.sqlite.engine import SqliteTelemetry
 from fleetplane.kernel.telemetry.summaries import FoundSummary, Summarizer
@@ -37,6 +49,40 @@ from fleetplane.kernel.telemetry.values import (
     TelemetryStatistics,
 )
 from fleetplane.kernel.values.times import NS
+
+SENDERS_LIMIT = 50_000
+"""Sources that are remembered, some 200 bytes each: five times as many as one server is made for."""
+
+Sender = tuple[str, str]
+"""Scope and source."""
+
+
+class News:
+    """Numbers what was written, and remembers of every source the last number."""
+
+    def __init__(self) -> None:
+        self._last: OrderedDict[Sender, int] = OrderedDict()
+        self.number = 0
+
+    def __repr__(self) -> str:
+        return f"<News number={self.number} senders={len(self._last)}>"
+
+    def note(self, rows: Iterable[Point | LogRecord]) -> None:
+        """Rows that were written together."""
+        self.number += 1
+        for sender in {(row.scope, row.source) for row in rows}:
+            self._last[sender] = self.number
+            self._last.move_to_end(sender)
+        while len(self._last) > SENDERS_LIMIT:
+            self._last.popitem(last=False)
+
+    def since(self, number: int) -> Iterator[Sender]:
+        """Of whom something was written after a number."""
+        for sender in reversed(self._last):
+            if self._last[sender] <= number:
+                return
+            yield sender
+
 
 log = structlog.get_logger(__name__)
 
@@ -355,3 +401,20 @@ async def _engine(path: Path, url: str, limits: TelemetryLimits, *, only_reads: 
     from fleetplane.kernel.telemetry.postgres.engine import PostgresTelemetry
 
     return await PostgresTelemetry.open(url, limits, only_reads=only_reads)
+
+
+GAUGES = frozenset({"queued", "series", "used_bytes"})
+"""All other numbers only grow."""
+
+
+class TelemetryCollector(Collector):
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._telemetry = telemetry
+
+    def collect(self) -> Iterator[Metric]:
+        numbers = self._telemetry.statistics()
+        for field in fields(TelemetryStatistics):
+            name, value = f"fleetplane_telemetry_{field.name}", float(getattr(numbers, field.name))
+            text = field.name.replace("_", " ").capitalize()
+            family = GaugeMetricFamily if field.name in GAUGES else CounterMetricFamily
+            yield family(name, text, value)

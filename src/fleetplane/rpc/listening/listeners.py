@@ -24,9 +24,8 @@ import structlog
 
 from fleetplane.kernel.errors import SettingsError
 from fleetplane.kernel.stalls import Watchdog
-from fleetplane.rpc.listening.descriptors import CONNECTIONS
 from fleetplane.rpc.listening.doors import ListenerMiddleware
-from fleetplane.rpc.listening.sockets import BoundSocket, end_connections, open_socket
+from fleetplane.rpc.listening.sockets import CONNECTIONS, BoundSocket, end_connections, open_socket
 from fleetplane.rpc.listening.warden import Budget
 
 _log = structlog.get_logger("fleetplane.rpc")

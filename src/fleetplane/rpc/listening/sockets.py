@@ -1,20 +1,60 @@
-"""Listening sockets, opened by us and handed to the HTTP server ready-made.
+"""Listening sockets, opened here and handed to the HTTP server, and how many connections they may have.
 
-Decides what happens to the file of a Unix socket, which permissions it has from its first
-moment, and how a peer that vanished without a word is noticed. Knows no HTTP.
+Decides what happens to the file of a Unix socket, its permissions from the first moment, and how a
+vanished peer is noticed. Knows no HTTP.
+
+Accepting one connection too many fails for the whole listener, and leaves the database no file descriptor
+for its log. So connections are limited to the descriptors that are sure to be there.
 """
 
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import stat
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from fleetplane.kernel.errors import SettingsError
+
+CONNECTIONS: Final = 10_000
+"""Per listener that asks for no number; beyond it, connections wait in the kernel's backlog."""
+RESERVED: Final = 128
+"""For what is no connection: a server at rest has 40 open, the rest is for files and child processes."""
+FEWEST: Final = 16
+"""Connections per listener, whatever the limit: a server without any is of no use."""
+
+
+def connections_of(wanted: Sequence[int]) -> list[int]:
+    """What each listener gets, having raised the process's soft limit as far as needed.
+
+    One that wants 0 shares what the others leave.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = sum(number or CONNECTIONS for number in wanted) + RESERVED
+    if soft < needed:
+        soft = min(needed, hard)
+        with suppress(OSError, ValueError):  # a sandbox may forbid even what is permitted
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return connections_within(soft, wanted)
+
+
+def connections_within(descriptors: int, wanted: Sequence[int]) -> list[int]:
+    sharing = sum(number == 0 for number in wanted)
+    left = descriptors - RESERVED - sum(wanted)
+    if any(wanted) and left < FEWEST * sharing:
+        raise SettingsError(
+            f"listeners want {sum(wanted)} connections, and this process may have {descriptors} files open",
+            hint="raise that limit (ulimit -Hn, LimitNOFILE=), or ask for fewer",
+        )
+    share = max(FEWEST, min(CONNECTIONS, left // sharing)) if sharing else 0
+    return [number or share for number in wanted]
+
 
 BACKLOG: Final = 1024
 """Connections waiting to be accepted; a fleet that reconnects at once is a few hundred."""

@@ -233,7 +233,7 @@ def _trickles(known: Tracked, grown: int, now: float, budget: Budget, *, asked: 
     return ""
 
 
-class Warden:
+class ConnectionLimiter:
     """Looks after the TCP connections of a process's listeners."""
 
     def __init__(self) -> None:
@@ -358,8 +358,8 @@ def shut_down(seen: SeenConnection) -> bool:
     return True
 
 
-class WardenCollector(Collector):
-    def __init__(self, warden: Warden) -> None:
+class ConnectionLimiterCollector(Collector):
+    def __init__(self, warden: ConnectionLimiter) -> None:
         self._warden = warden
 
     def collect(self) -> Iterator[Metric]:

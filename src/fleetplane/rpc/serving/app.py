@@ -17,13 +17,13 @@ from google.protobuf.descriptor import ServiceDescriptor
 from fleetplane.kernel.access import AccessTable, Principal
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import SettingsError
-from fleetplane.rpc.admission import RateLimiter
-from fleetplane.rpc.methods import Authentication, MethodTable, Needs
+from fleetplane.rpc.methods import Authentication, MethodTable, Needs, RateLimiter
 from fleetplane.rpc.serving import framing, refusals
 from fleetplane.rpc.serving.call import BoundMethod, CallEnding, House, RpcCall
 from fleetplane.rpc.serving.connection import Authenticator, Connection, Scope
+from fleetplane.rpc.serving.context import CallGate
 from fleetplane.rpc.serving.exchange import Exchange, Receive, Send
-from fleetplane.rpc.serving.gate import CallGate
+from fleetplane.rpc.serving.guard import Bound, RpcLimits
 from fleetplane.rpc.serving.handlers import (
     Handler,
     handler_from_generic,
@@ -31,9 +31,8 @@ from fleetplane.rpc.serving.handlers import (
     handlers_of_service,
 )
 from fleetplane.rpc.serving.immediate import Shortcut
-from fleetplane.rpc.serving.limits import Bound, RpcLimits
-from fleetplane.rpc.serving.metadata import BadTimeout, Header, is_grpc_content_type, parse_timeout
 from fleetplane.rpc.serving.refusals import RequestRefusal
+from fleetplane.rpc.serving.status import BadTimeout, Header, is_grpc_content_type, parse_timeout
 from fleetplane.rpc.statistics import CallStatistics
 
 

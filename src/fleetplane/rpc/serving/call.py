@@ -19,20 +19,16 @@ from fleetplane.kernel.access import AccessTable, Principal
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError, ResourceExhausted, Unauthenticated, Unavailable
 from fleetplane.kernel.networks import network_of
-from fleetplane.rpc.admission import RateLimiter
 from fleetplane.rpc.listening.doors import TOO_MANY_UNKNOWN, enter_unknown, leave_unknown, recognise
-from fleetplane.rpc.methods import MethodRow
+from fleetplane.rpc.methods import MethodRow, RateLimiter
 from fleetplane.rpc.serving import status
 from fleetplane.rpc.serving.connection import Authenticator, Connection
-from fleetplane.rpc.serving.context import CallContext, DoneCallback
+from fleetplane.rpc.serving.context import CallContext, CallGate, DoneCallback
 from fleetplane.rpc.serving.exchange import ClientGone, Exchange, WrongCardinality
 from fleetplane.rpc.serving.framing import FramingError, MessageTooLarge, UnparsableMessage
-from fleetplane.rpc.serving.gate import CallGate
-from fleetplane.rpc.serving.guard import Guard
+from fleetplane.rpc.serving.guard import Bound, Guard, RpcLimits
 from fleetplane.rpc.serving.handlers import Handler
-from fleetplane.rpc.serving.limits import Bound, RpcLimits
-from fleetplane.rpc.serving.metadata import Header, MetadataError
-from fleetplane.rpc.serving.status import GrpcStatus, status_of
+from fleetplane.rpc.serving.status import GrpcStatus, Header, MetadataError, status_of
 from fleetplane.rpc.statistics import CallStatistics, MethodStatistics
 
 _log = structlog.get_logger("fleetplane.rpc")

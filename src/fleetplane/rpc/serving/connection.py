@@ -1,16 +1,64 @@
-"""What the connection proves about a caller: the facts an authenticator decides on.
+"""What the connection proves about a caller, and pushing messages to it from outside the task of the call.
 
-Nothing here comes from a message. Read from the ASGI scope on demand, because most calls are
-authenticated by one of these facts and never look at the others.
+Facts for authentication are read from the ASGI scope on demand, never from a message: most calls are
+authenticated by one of them and never look at the others.
+
+With a thousand watches, resuming a thousand tasks costs more than sending a thousand messages. A
+transport with room takes a pushed message at once, and no task is resumed. Otherwise something is left to
+await; the pusher makes sure that the call's own task awaits it before anything else is sent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Literal
+import types
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any, Final, Literal
 
 from fleetplane.kernel.access import Principal
-from fleetplane.rpc.serving.metadata import decode_binary
+from fleetplane.rpc.serving.framing import Framed
+from fleetplane.rpc.serving.status import decode_binary
+
+_TAKEN: Final = object()
+
+
+class Shared:
+    """Messages for many streams, as the event that a transport takes: made once, and sent as it is."""
+
+    __slots__ = ("event", "messages", "taken")
+
+    def __init__(self, framed: Framed) -> None:
+        self.event = {"type": "http.response.body", "body": framed.body, "more_body": True}
+        self.messages = framed.messages
+        self.taken: object = None
+        """What the transport answered when it took the message. An iterator that has ended does not begin
+        again: when it answers with the same one, it has taken the message as well."""
+
+    def pushed(self, sending: Any) -> Awaitable[None] | None:
+        """What `push` makes of the transport's answer."""
+        left = _left(sending)
+        if left is None:
+            self.taken = sending
+        return left
+
+
+def push(send: Callable[[dict[str, Any]], Awaitable[None]], event: dict[str, Any]) -> Awaitable[None] | None:
+    """Send an event; None if the transport took it, else what the call's task must await first."""
+    return _left(send(event))
+
+
+def _left(sending: Any) -> Awaitable[None] | None:
+    if not hasattr(sending, "__next__"):
+        return sending  # type: ignore[no-any-return]
+    pending = next(sending, _TAKEN)
+    return None if pending is _TAKEN else _rest(sending, pending)
+
+
+@types.coroutine
+def _rest(steps: Generator[Any, None, None], pending: Any) -> Generator[Any, None, None]:
+    """What is left of an awaitable whose first step is taken."""
+    yield pending
+    yield from steps
+
 
 Transport = Literal["unix", "tcp", "tls"]
 Scope = dict[str, Any]

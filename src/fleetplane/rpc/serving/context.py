@@ -1,24 +1,50 @@
-"""What a handler sees of its call: the surface of `grpc.aio.ServicerContext`, and who is calling.
+"""What a handler sees of its call: the surface of `grpc.aio.ServicerContext`, and the caller.
 
-Holds what the handler sets (code, text, trailing metadata) until the call ends. How a call is
-admitted, timed and ended is `call`'s business; how messages travel is `exchange`'s.
+Holds what the handler sets (code, text, trailing metadata) until the call ends. `call` admits, times and ends
+a call; `exchange` moves its messages. `CallGate` holds calls back until memory is recent enough to answer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, NoReturn
+from contextlib import AbstractContextManager
+from typing import Any, NoReturn, Protocol
 
 import grpc
 
 from fleetplane.kernel.access import Principal
 from fleetplane.kernel.clock import Clock
 from fleetplane.rpc.listening.doors import recognise
-from fleetplane.rpc.serving.connection import Connection
+from fleetplane.rpc.methods import Needs
+from fleetplane.rpc.serving.connection import Connection, Shared
 from fleetplane.rpc.serving.exchange import Exchange
-from fleetplane.rpc.serving.metadata import Header, MetadatumValue, encode_metadata, parse_metadata
-from fleetplane.rpc.serving.push import Shared
-from fleetplane.rpc.serving.status import CODES, OK, UNKNOWN, GrpcStatus
+from fleetplane.rpc.serving.status import (
+    CODES,
+    OK,
+    UNKNOWN,
+    GrpcStatus,
+    Header,
+    MetadatumValue,
+    encode_metadata,
+    parse_metadata,
+)
+
+
+class CallGate(Protocol):
+    """Where several servers share a database, one may have acknowledged what another has not seen yet."""
+
+    def is_open(self, needs: Needs) -> bool:
+        """Whether such a call may be answered as things are, without waiting for anything."""
+        ...
+
+    async def passed(self, needs: Needs) -> None:
+        """Return once it may be answered; raises `Unavailable` if this is not the server to answer it."""
+        ...
+
+    def inside(self, needs: Needs) -> AbstractContextManager[None]:
+        """What such a call may do, for as long as it is answered."""
+        ...
+
 
 DoneCallback = Callable[["CallContext"], None]
 

@@ -14,12 +14,10 @@ import grpc
 
 from fleetplane.rpc.listening.doors import CONNECTION, Visit
 from fleetplane.rpc.serving import framing
-from fleetplane.rpc.serving.connection import Scope
+from fleetplane.rpc.serving.connection import Scope, Shared, push
 from fleetplane.rpc.serving.framing import Framed, FrameDecoder, UnparsableMessage
 from fleetplane.rpc.serving.handlers import Handler
-from fleetplane.rpc.serving.metadata import Header
-from fleetplane.rpc.serving.push import Shared, push
-from fleetplane.rpc.serving.status import GrpcStatus
+from fleetplane.rpc.serving.status import GrpcStatus, Header
 from fleetplane.rpc.statistics import MethodStatistics
 
 Event = dict[str, Any]

@@ -25,7 +25,7 @@ from fleetplane.rpc.serving.connection import FixedPrincipal, Scope
 from fleetplane.rpc.serving.exchange import OK_TRAILERS, PLAIN_START, Event, Receive, Send
 from fleetplane.rpc.serving.framing import IDENTITY, PREFIX_BYTES, Framed, prefix
 from fleetplane.rpc.serving.handlers import ImmediateAnswer
-from fleetplane.rpc.serving.metadata import BadTimeout, parse_timeout
+from fleetplane.rpc.serving.status import BadTimeout, parse_timeout
 
 _DONE: Final = object()
 

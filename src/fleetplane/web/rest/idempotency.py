@@ -29,7 +29,7 @@ from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import Conflict, InvalidArgument
 from fleetplane.kernel.identity import MasterKey
 from fleetplane.kernel.resources import Key, Kind, Nothing
-from fleetplane.kernel.store import Beside, Draft, Store
+from fleetplane.kernel.store import Draft, HookedChange, Store
 from fleetplane.kernel.unbroken import finish
 from fleetplane.web.rest.routes import Answer
 
@@ -243,7 +243,7 @@ class Answers:
         if self._unswept >= SWEEP_EACH:
             await self.sweep()
 
-    def _beside(self, actor: str, _action: str, _touches: Collection[Key]) -> Beside | None:
+    def _beside(self, actor: str, _action: str, _touches: Collection[Key]) -> HookedChange | None:
         """The claim and the record of a running request, in what it signed and in what it writes first."""
         if not self._running or actor == ACTOR:  # nearly always, of writes that did not come by REST
             return None
@@ -259,7 +259,7 @@ class Answers:
             self._record(draft, once, kept)
             return kept
 
-        return Beside(change=change, kept=once.note)
+        return HookedChange(change=change, kept=once.note)
 
     def _record(self, draft: Draft, once: IdempotentRequest, kept: KeptAnswer) -> None:
         """Claim the key for a request and say what it did; `Conflict` if another one has the key."""

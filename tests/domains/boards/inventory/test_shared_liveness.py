@@ -16,7 +16,7 @@ from fleetplane.domains.boards.joining.join_tokens import Approvals
 from fleetplane.domains.boards.kinds import KINDS, BoardSilence, BoardState, number_of
 from fleetplane.domains.boards.rules import BoardFacts
 from fleetplane.kernel.kinds import KERNEL_KINDS
-from fleetplane.kernel.presence.heard import LastSeen
+from fleetplane.kernel.presence.last_seen import LastSeen
 from fleetplane.kernel.resources import Condition
 
 HEARTBEAT_SECONDS = 30.0

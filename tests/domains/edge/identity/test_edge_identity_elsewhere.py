@@ -16,7 +16,7 @@ from fleetplane.domains.edge.identity.challenges import TRIES_LIMIT, SharedChall
 from fleetplane.domains.edge.kinds import CHALLENGE, EDGE_NODE, WORKER
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
 from fleetplane.rpc import Rate
-from fleetplane.rpc.admission import RateLimiter
+from fleetplane.rpc.methods import RateLimiter
 
 UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
 RACES = 20

@@ -12,7 +12,7 @@ import pytest
 from fleetplane.domains.instances.kinds import Instance, InstanceSpec, InstanceStatus, OperatorRecord
 from fleetplane.domains.instances.rules import trust
 from fleetplane.kernel.errors import FailedPrecondition
-from fleetplane.kernel.identity.succession import SuccessionPhase
+from fleetplane.kernel.identity.roots import SuccessionPhase
 
 OLD, NEW = "0" * 40, "1" * 40
 

@@ -38,8 +38,8 @@ from fleetplane.kernel.commands import Command
 from fleetplane.kernel.freeze import FREEZE, FreezeSpec
 from fleetplane.kernel.identity import MasterKey
 from fleetplane.kernel.kinds import KERNEL_KINDS
-from fleetplane.kernel.presence import LastSeen, Whereabouts
-from fleetplane.kernel.sessions.sessions import Sessions
+from fleetplane.kernel.presence import LastSeen, PresenceRegistry
+from fleetplane.kernel.sessions import Sessions
 from fleetplane.kernel.store import Draft, Store, StoreSettings
 from fleetplane.sim.clock import VirtualClock
 
@@ -58,8 +58,8 @@ def _both(work: Callable[[Store, Store], Awaitable[None]]) -> None:
 
 
 @asynccontextmanager
-async def _whereabouts(store: Store) -> AsyncIterator[Whereabouts]:
-    where = Whereabouts(store, store.clock, channel=CHANNEL)
+async def _whereabouts(store: Store) -> AsyncIterator[PresenceRegistry]:
+    where = PresenceRegistry(store, store.clock, channel=CHANNEL)
     task = asyncio.create_task(where.run_here())
     try:
         yield where

@@ -14,7 +14,7 @@ from fleetplane.domains.proxies.traffic.lines import BATCH_LIMIT, access_entry, 
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.kernel.errors import InvalidArgument
 from fleetplane.kernel.telemetry import FoundLine
-from fleetplane.kernel.telemetry.rows import marks
+from fleetplane.kernel.telemetry.engine import marks
 from fleetplane.node.logs.tail import TailedLine as Tailed
 
 NOW = 1_800_000_000 * 10**9

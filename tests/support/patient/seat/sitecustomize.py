@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from fleetplane.kernel.store.servers import seat
+from fleetplane.kernel.store.servers import leader_lease
 
-seat.GIVE_UP_SECONDS, seat.LIFE_SECONDS = 18.0, 20.0
+leader_lease.GIVE_UP_SECONDS, leader_lease.LIFE_SECONDS = 18.0, 20.0

@@ -34,7 +34,7 @@ from fleetplane.domains.boards.kinds import (
 )
 from fleetplane.kernel.errors import FailedPrecondition, FleetplaneError, NotFound, ResourceExhausted
 from fleetplane.kernel.identity import Authority
-from fleetplane.kernel.identity.proof import proven_key
+from fleetplane.kernel.identity.enrolment import proven_key
 from fleetplane.kernel.resources import Key
 from fleetplane.kernel.store import ABSENT, Draft, Store
 from fleetplane.kernel.values.times import NS

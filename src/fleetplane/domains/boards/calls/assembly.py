@@ -29,7 +29,7 @@ from fleetplane.domains.boards.pins.turns import PIN_TURN, PinTurns
 from fleetplane.fleet.runs.resources import RunCollector
 from fleetplane.fleet.runs.runs import Runs
 from fleetplane.kernel.boundary import Boundary, contained
-from fleetplane.kernel.reconcile.metrics import ReconcileCollector
+from fleetplane.kernel.reconcile.reconciler import ReconcileCollector
 from fleetplane.kernel.watch import EventType
 
 PREFIX = "fleetplane_boards_"

@@ -21,7 +21,7 @@ from fleetplane.fleet.streams.presence import closed_error, until_closed
 from fleetplane.gen.pi_controller import pi_controller_pb2 as pi
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import InvalidArgument, NotFound, PermissionDenied
-from fleetplane.kernel.sessions.sessions import Session, Sessions
+from fleetplane.kernel.sessions import Session, Sessions
 from fleetplane.kernel.values.timestamps import timestamp
 from fleetplane.rpc import CallContext
 

@@ -5,7 +5,7 @@ it written. Silence is noticed by the liveness tracker and written by a reconcil
 again if the store cannot take it.
 
 Boards report by single calls, to any of several servers. There each writes down whom it heard
-(`kernel/presence/heard.py`), and the active one alone declares silence, from what all have written.
+(`kernel/presence/last_seen.py`), and the active one alone declares silence, from what all have written.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from fleetplane.kernel.boundary import Boundary, contained
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError
 from fleetplane.kernel.liveness import Liveness, LivenessChanged, LivenessPolicy
-from fleetplane.kernel.presence.heard import LATE_SECONDS, WRITE_SECONDS, LastSeen
+from fleetplane.kernel.presence.last_seen import LATE_SECONDS, WRITE_SECONDS, LastSeen
 from fleetplane.kernel.reconcile import PassResult, Reason, Reconciler
 from fleetplane.kernel.resources import Condition
 from fleetplane.kernel.stalls import StallDetector

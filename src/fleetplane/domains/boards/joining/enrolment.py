@@ -52,7 +52,7 @@ from fleetplane.kernel.errors import (
     Unauthenticated,
 )
 from fleetplane.kernel.identity import Authority, IssuedCertificate
-from fleetplane.kernel.identity.proof import ProvenKey, proven_key
+from fleetplane.kernel.identity.enrolment import ProvenKey, proven_key
 from fleetplane.kernel.resources import Key
 from fleetplane.kernel.store import Draft, Store
 

@@ -38,7 +38,7 @@ from fleetplane.fleet.runs.records import Run
 from fleetplane.fleet.runs.rest import RunBody, RunRequests, RunRoutes, TargetResult
 from fleetplane.fleet.runs.targets import RunTarget
 from fleetplane.kernel.commands import COMMAND, COMMAND_TARGET, OPEN, Command, CommandState, CommandTarget
-from fleetplane.kernel.commands.kinds import targets_scope
+from fleetplane.kernel.commands.rules import targets_scope
 from fleetplane.kernel.errors import InvalidArgument, NotFound
 from fleetplane.kernel.store import Store
 from fleetplane.kernel.values.times import spelled, spelled_or_null

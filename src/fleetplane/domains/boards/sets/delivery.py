@@ -33,7 +33,7 @@ from fleetplane.fleet.selectors import Facts
 from fleetplane.gen.boards import boards_pb2 as pb
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.resources import Key
-from fleetplane.kernel.store import Beside, Draft, Store
+from fleetplane.kernel.store import Draft, HookedChange, Store
 from fleetplane.kernel.watch import EventType
 
 CAPABILITY = "programs"
@@ -214,13 +214,13 @@ class BoardSets:
 
     # Holding.
 
-    def beside(self, _actor: str, _action: str, touches: Collection[Key]) -> Beside | None:
+    def beside(self, _actor: str, _action: str, touches: Collection[Key]) -> HookedChange | None:
         """Part of every change of a set: holds its boards at what it was, where rollouts are asked for."""
         names = sorted({key.name for key in touches if key.kind == BOARD_SET.name})
         if not names:
             return None
         keys = frozenset[Key]().union(*(holds.keys_of(SUBJECT, set_scope(name)) for name in names))
-        return Beside(change=lambda draft, _made: _hold(draft, names), touches=keys)
+        return HookedChange(change=lambda draft, _made: _hold(draft, names), touches=keys)
 
 
 def _facts(board: Board, clusters: Mapping[int, str]) -> Facts:

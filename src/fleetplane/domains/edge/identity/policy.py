@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fleetplane.kernel.errors import FailedPrecondition
 from fleetplane.kernel.identity import MasterKey
-from fleetplane.kernel.identity.sealed_secret import SealedSecret
+from fleetplane.kernel.identity.master_key import SealedSecret
 from fleetplane.kernel.store import Store
 
 SECRET = "edge/server-key"  # noqa: S105  # the name it is kept under

@@ -16,7 +16,7 @@ import structlog
 from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError
-from fleetplane.kernel.presence.heard import LastSeen
+from fleetplane.kernel.presence.last_seen import LastSeen
 from fleetplane.kernel.store import Store
 
 log = structlog.get_logger(__name__)

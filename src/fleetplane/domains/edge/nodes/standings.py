@@ -17,7 +17,7 @@ from fleetplane.domains.edge.streams.live import DaemonPresences, DaemonSighting
 from fleetplane.fleet.streams.status_writer import StatusWriter
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError
-from fleetplane.kernel.presence import Whereabouts
+from fleetplane.kernel.presence import PresenceRegistry
 from fleetplane.kernel.store import Draft, Store
 
 log = structlog.get_logger(__name__)
@@ -50,7 +50,7 @@ class Standings:
         store: Store,
         clock: Clock,
         presences: DaemonPresences,
-        whereabouts: Whereabouts | None = None,
+        whereabouts: PresenceRegistry | None = None,
     ) -> None:
         self._where = whereabouts if whereabouts is not None and whereabouts.shared else None
         self._store = store

@@ -22,8 +22,8 @@ from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.commands import CommandLimits, keep_deadlines
 from fleetplane.kernel.identity.revocation import Revocations
-from fleetplane.kernel.presence import Whereabouts
-from fleetplane.kernel.sessions.sessions import Sessions
+from fleetplane.kernel.presence import PresenceRegistry
+from fleetplane.kernel.sessions import Sessions
 from fleetplane.kernel.stalls import StallDetector
 from fleetplane.kernel.store import Store
 
@@ -58,7 +58,7 @@ class StreamSide:
         sealer = StreamSealer(key, tokens, clock)
         self.presences = DaemonPresences(sealer)
         self.verifier = StreamVerifier(tokens, store, clock, options.seal)
-        self.whereabouts = Whereabouts(store, clock, channel=CHANNEL)
+        self.whereabouts = PresenceRegistry(store, clock, channel=CHANNEL)
         self.dispatcher = Dispatcher(
             store,
             clock,

@@ -34,8 +34,8 @@ from fleetplane.kernel.errors import (
     Unauthenticated,
     Unavailable,
 )
-from fleetplane.kernel.presence import ReplayedHello, Whereabouts
-from fleetplane.kernel.sessions.sessions import REVOKED, STOPPING, SUPERSEDED, Session, Sessions
+from fleetplane.kernel.presence import PresenceRegistry, ReplayedHello
+from fleetplane.kernel.sessions import REVOKED, STOPPING, SUPERSEDED, Session, Sessions
 from fleetplane.rpc import CallContext
 from fleetplane.rpc.serving.framing import CutMessage
 
@@ -57,7 +57,7 @@ class EdgeStreams:
         pushes: Pushes,
         clock: Clock,
         policy: StreamPolicy,
-        whereabouts: Whereabouts | None = None,
+        whereabouts: PresenceRegistry | None = None,
     ) -> None:
         self._verifier = verifier
         self._controller = controller

@@ -49,9 +49,9 @@ from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
 from fleetplane.kernel.boundary import Boundary, contained
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.liveness import LivenessChanged, LivenessPolicy
-from fleetplane.kernel.presence import Whereabouts
+from fleetplane.kernel.presence import PresenceRegistry
 from fleetplane.kernel.resources import AnyKind
-from fleetplane.kernel.sessions.sessions import REVOKED
+from fleetplane.kernel.sessions import REVOKED
 from fleetplane.kernel.stalls import StallDetector
 from fleetplane.kernel.store import Store
 from fleetplane.kernel.values.times import NS
@@ -179,7 +179,7 @@ class EdgeController:
         stale_seconds: float,
         attention: StallDetector | None = None,
         freezes: Freezes | None = None,
-        whereabouts: Whereabouts | None = None,
+        whereabouts: PresenceRegistry | None = None,
         last_heard: LastHeard | None = None,
     ) -> None:
         self._last_heard = last_heard

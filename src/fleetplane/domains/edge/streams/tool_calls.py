@@ -42,7 +42,7 @@ from fleetplane.gen.fleetplane.edge.v1 import tolerant_pb2
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.commands import Command, CommandLimits, Commands, CommandState
 from fleetplane.kernel.errors import InvalidArgument
-from fleetplane.kernel.presence import Whereabouts
+from fleetplane.kernel.presence import PresenceRegistry
 from fleetplane.kernel.store import Store
 from fleetplane.kernel.values.times import NS
 
@@ -212,7 +212,7 @@ class Dispatcher:
         sealer: StreamSealer,
         policy: DispatchPolicy,
         limits: CommandLimits | None = None,
-        whereabouts: Whereabouts | None = None,
+        whereabouts: PresenceRegistry | None = None,
     ) -> None:
         self._store = store
         self._clock = clock

@@ -56,7 +56,7 @@ from fleetplane.kernel.identity.enrolment import Redemption, digest, redeem
 from fleetplane.kernel.stalls import StallDetector
 from fleetplane.kernel.store import Draft, Store
 from fleetplane.rpc import Rate
-from fleetplane.rpc.admission import RateLimiter
+from fleetplane.rpc.methods import RateLimiter
 
 InnerT = TypeVar("InnerT", bound=Message)
 CALLS_LIMIT = 65_536

@@ -24,7 +24,7 @@ from fleetplane.fleet.rollouts.holds import HoldReader, digest
 from fleetplane.gen.fleetplane.device.v1 import provider_settings_pb2 as pb
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.resources import Key, Kind, Nothing, Resource
-from fleetplane.kernel.store import Beside, Draft, Store
+from fleetplane.kernel.store import Draft, HookedChange, Store
 from fleetplane.kernel.values.times import NS
 
 SUBJECT = "gpus.settings"
@@ -222,14 +222,14 @@ class ProviderSettings:
 
     # Holding.
 
-    def beside(self, _actor: str, _action: str, touches: Collection[Key]) -> Beside | None:
+    def beside(self, _actor: str, _action: str, touches: Collection[Key]) -> HookedChange | None:
         """Part of every change of the settings: holds providers at what was, where rollouts are asked for."""
         for kind, _, _ in touches:
             if kind == PROVIDER_SETTINGS.name:
                 break
         else:
             return None
-        return Beside(change=lambda draft, _made: _hold(draft), touches=holds.keys_of(SUBJECT, AT))
+        return HookedChange(change=lambda draft, _made: _hold(draft), touches=holds.keys_of(SUBJECT, AT))
 
 
 def _hold(draft: Draft) -> None:

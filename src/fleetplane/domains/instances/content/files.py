@@ -23,7 +23,7 @@ from fleetplane.domains.instances.rules import workload
 from fleetplane.domains.instances.rules.stored_paths import object_path
 from fleetplane.kernel.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from fleetplane.kernel.identity import Authority, MasterKey
-from fleetplane.kernel.identity.profile import LeafProfile, LeafUsage
+from fleetplane.kernel.identity.certificates import LeafProfile, LeafUsage
 from fleetplane.kernel.objects import Objects
 
 SECRET_PREFIX = "cluster/secret/"  # noqa: S105  # where they lie, not what they are

@@ -35,8 +35,8 @@ from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError, InvalidArgument, PermissionDenied
 from fleetplane.kernel.identity import Authority
 from fleetplane.kernel.identity.certificates import peer_identity
-from fleetplane.kernel.presence import Whereabouts
-from fleetplane.kernel.sessions.sessions import SUPERSEDED, Session, Sessions
+from fleetplane.kernel.presence import PresenceRegistry
+from fleetplane.kernel.sessions import SUPERSEDED, Session, Sessions
 from fleetplane.kernel.values.timestamps import timestamp
 from fleetplane.rpc import CallContext
 
@@ -78,7 +78,7 @@ class InstanceAgentService:
         look_at: Callable[[str, str], None],
         disconnected: Callable[[Instance], None],
         complain: ErrorSink,
-        places: Whereabouts,
+        places: PresenceRegistry,
     ) -> None:
         """`places` knows on which server each stream of an agent is, where there are several."""
         self._instances = instances

@@ -14,7 +14,7 @@ from fleetplane.domains.instances.kinds import PUBLIC_KEY, Instance
 from fleetplane.domains.instances.records.instances import Instances
 from fleetplane.domains.instances.records.reports import InstanceReports
 from fleetplane.kernel.boundary import Boundary, contained
-from fleetplane.kernel.presence import PRESENCE, Whereabouts
+from fleetplane.kernel.presence import PRESENCE, PresenceRegistry
 from fleetplane.kernel.store import Store, follow
 
 PLACES = "instances"
@@ -29,7 +29,7 @@ class AgentsAnywhere:
         instances: Instances,
         reports: InstanceReports,
         agents: InstanceAgentService,
-        places: Whereabouts,
+        places: PresenceRegistry,
     ) -> None:
         self._store = store
         self._instances = instances

@@ -14,8 +14,8 @@ from fleetplane.domains.instances.rules.trust import Census
 from fleetplane.gen.fleetplane.admin.v1 import authority_pb2
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.identity import Authority
+from fleetplane.kernel.identity.roots import SuccessionPhase
 from fleetplane.kernel.identity.signing import SigningKeys
-from fleetplane.kernel.identity.succession import SuccessionPhase
 from fleetplane.kernel.store import Store
 from fleetplane.kernel.values.timestamps import timestamp
 from fleetplane.rpc import CallContext

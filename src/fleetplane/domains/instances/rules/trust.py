@@ -17,7 +17,7 @@ from fleetplane.domains.instances.kinds import Instance, OperatorRecord
 from fleetplane.domains.instances.rules import decide as rules
 from fleetplane.kernel.errors import FailedPrecondition
 from fleetplane.kernel.identity import Authority
-from fleetplane.kernel.identity.succession import SuccessionPhase
+from fleetplane.kernel.identity.roots import SuccessionPhase
 
 NAMED_LIMIT = 5
 """Instances that are named in a refusal; the others are counted."""

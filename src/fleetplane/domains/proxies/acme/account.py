@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fleetplane.kernel.identity import MasterKey
-from fleetplane.kernel.identity.sealed_secret import ReplacedMeanwhile, SealedSecret
+from fleetplane.kernel.identity.master_key import ReplacedMeanwhile, SealedSecret
 from fleetplane.kernel.store import Store
 
 ACTOR = "system/acme"

@@ -29,7 +29,7 @@ from fleetplane.domains.proxies.serving.binding import names_for
 from fleetplane.domains.proxies.serving.certificates import Material, material
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.identity import MasterKey
-from fleetplane.kernel.identity.sealed_secret import SealedSecret
+from fleetplane.kernel.identity.master_key import SealedSecret
 from fleetplane.kernel.store import Store
 
 AUTHORITY_DAYS: Final = 3650

@@ -37,11 +37,11 @@ from fleetplane.kernel.commands import COMMAND, COMMAND_TARGET, keep_deadlines
 from fleetplane.kernel.freeze import FREEZE
 from fleetplane.kernel.identity import Authority
 from fleetplane.kernel.identity.revocation import Revocations
-from fleetplane.kernel.presence import Whereabouts
-from fleetplane.kernel.presence.heard import LastSeen
+from fleetplane.kernel.presence import PresenceRegistry
+from fleetplane.kernel.presence.last_seen import LastSeen
 from fleetplane.kernel.reconcile import LEASE
 from fleetplane.kernel.resources import AnyKind
-from fleetplane.kernel.sessions.sessions import Sessions
+from fleetplane.kernel.sessions import Sessions
 from fleetplane.kernel.stalls import StallDetector
 from fleetplane.kernel.store import Store
 from fleetplane.rpc import Authentication, Authenticator, MethodRow, Needs, Rate
@@ -122,7 +122,7 @@ class AgentSide:
         self._attention = attention = attention or StallDetector(clock)
         policy = policy or AgentPolicy()
         self.sessions = sessions = Sessions(revocations)
-        self.whereabouts = whereabouts = Whereabouts(store, clock, channel=CHANNEL)
+        self.whereabouts = whereabouts = PresenceRegistry(store, clock, channel=CHANNEL)
         roster = AgentRoster(store, whereabouts)
         self.machines = machines = Machines(store, clock)
         self._heard = LastSeen(store, clock, channel=CHANNEL)

@@ -22,9 +22,9 @@ from fleetplane.kernel.commands import (
     state_of,
 )
 from fleetplane.kernel.commands.courier import CommandLimits
-from fleetplane.kernel.commands.kinds import targets_scope
+from fleetplane.kernel.commands.rules import targets_scope
 from fleetplane.kernel.errors import Unavailable
-from fleetplane.kernel.presence import Whereabouts
+from fleetplane.kernel.presence import PresenceRegistry
 from fleetplane.kernel.store import Store
 
 ANSWER_SECONDS = {
@@ -70,7 +70,7 @@ class AgentCommander:
         clock: Clock,
         presences: AgentPresences,
         *,
-        whereabouts: Whereabouts,
+        whereabouts: PresenceRegistry,
         answers: CommandAnswers,
     ) -> None:
         """`answers` carry what agents show from their server to the one that asked."""

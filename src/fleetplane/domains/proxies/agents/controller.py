@@ -59,11 +59,11 @@ from fleetplane.kernel.boundary import Boundary, contained
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.commands import Commands
 from fleetplane.kernel.liveness import LivenessChanged, LivenessPolicy
-from fleetplane.kernel.presence import PRESENCE, Whereabouts
-from fleetplane.kernel.presence.heard import LastSeen
+from fleetplane.kernel.presence import PRESENCE, PresenceRegistry
+from fleetplane.kernel.presence.last_seen import LastSeen
 from fleetplane.kernel.reconcile import Explanation, PassResult, Reason, Reconciler
 from fleetplane.kernel.reconcile.lease import LocalLease
-from fleetplane.kernel.sessions.sessions import ENDED, STOPPING, SUPERSEDED
+from fleetplane.kernel.sessions import ENDED, STOPPING, SUPERSEDED
 from fleetplane.kernel.stalls import StallDetector
 from fleetplane.kernel.store import Store
 from fleetplane.kernel.watch import EventType
@@ -128,7 +128,7 @@ class AgentController:
         configs: Configs,
         commands: Commands,
         policy: AgentPolicy,
-        whereabouts: Whereabouts,
+        whereabouts: PresenceRegistry,
         heard: LastSeen,
         attention: StallDetector | None = None,
     ) -> None:

@@ -23,9 +23,9 @@ from fleetplane.fleet.streams.presence import Flight, Live, Presences
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError
-from fleetplane.kernel.presence import Whereabouts
-from fleetplane.kernel.presence.heard import LastSeen
-from fleetplane.kernel.sessions.sessions import Sessions
+from fleetplane.kernel.presence import PresenceRegistry
+from fleetplane.kernel.presence.last_seen import LastSeen
+from fleetplane.kernel.sessions import Sessions
 from fleetplane.kernel.values.times import NS
 
 NS_PER_MINUTE = 60 * NS
@@ -117,7 +117,9 @@ class LiveAgent(Live[pb.MasterMessage, Flight]):
 class AgentPresences(Presences[LiveAgent]):
     """All agents that are connected to this server, or were a moment ago."""
 
-    def __init__(self, sessions: Sessions, whereabouts: Whereabouts, heard: LastSeen, clock: Clock) -> None:
+    def __init__(
+        self, sessions: Sessions, whereabouts: PresenceRegistry, heard: LastSeen, clock: Clock
+    ) -> None:
         super().__init__(lingering=True)
         self._sessions = sessions
         self._whereabouts = whereabouts

@@ -36,7 +36,7 @@ from fleetplane.domains.proxies.rules.deployment import ServedVersion, WantedVer
 from fleetplane.domains.proxies.wire import Introduction, VersionProgress
 from fleetplane.kernel.errors import Unauthenticated
 from fleetplane.kernel.freeze import FREEZE, frozen
-from fleetplane.kernel.presence import Whereabouts
+from fleetplane.kernel.presence import PresenceRegistry
 from fleetplane.kernel.store import Draft, Store
 from fleetplane.kernel.values.times import NS
 
@@ -57,10 +57,10 @@ class AgentRoster:
     """Of an agent's streams, only the one that its presence names writes about it: one that it has left, on
     this server or another, may still have something to say, and that is not so any more."""
 
-    def __init__(self, store: Store, whereabouts: Whereabouts | None = None) -> None:
+    def __init__(self, store: Store, whereabouts: PresenceRegistry | None = None) -> None:
         """Without `whereabouts`, for who only asks."""
         self._store = store
-        self._whereabouts = whereabouts or Whereabouts(store, store.clock, channel=CHANNEL)
+        self._whereabouts = whereabouts or PresenceRegistry(store, store.clock, channel=CHANNEL)
         self.events = AgentEvents(store)
         """What agents say happened."""
 

@@ -47,7 +47,7 @@ from fleetplane.kernel.errors import (
     Unauthenticated,
     Unavailable,
 )
-from fleetplane.kernel.sessions.sessions import REVOKED, STOPPING, SUPERSEDED, Session
+from fleetplane.kernel.sessions import REVOKED, STOPPING, SUPERSEDED, Session
 from fleetplane.rpc import CallContext, Connection, Rate
 from fleetplane.rpc.serving.framing import FramingError, MessageTooLarge
 

@@ -26,7 +26,7 @@ from fleetplane.domains.proxies.kinds.records import (
 from fleetplane.kernel.audit import chain as audit
 from fleetplane.kernel.identity import MasterKey
 from fleetplane.kernel.resources import Key
-from fleetplane.kernel.store import Beside, Draft, Store
+from fleetplane.kernel.store import Draft, HookedChange, Store
 
 CALLERS = ("user/", "api-token/")
 SLOTS = 16
@@ -52,7 +52,7 @@ class AuditNotes:
 
     # Writing.
 
-    def _beside(self, actor: str, action: str, touches: Collection[Key]) -> Beside | None:
+    def _beside(self, actor: str, action: str, touches: Collection[Key]) -> HookedChange | None:
         name, circumstances, about = actor.partition("?")
         if not circumstances or not name.startswith(CALLERS):
             return None
@@ -65,7 +65,7 @@ class AuditNotes:
         def change(draft: Draft, _value: Any) -> None:
             self._note(draft, scope, slot, name=name, action=action, request_id=said)
 
-        return Beside(change=change, touches=frozenset({AUDIT_NOTE.key(scope, slot)}))
+        return HookedChange(change=change, touches=frozenset({AUDIT_NOTE.key(scope, slot)}))
 
     def _note(self, draft: Draft, scope: str, slot: str, *, name: str, action: str, request_id: str) -> None:
         differences = [(before, after) for before, after in draft.differences() if before is not after]

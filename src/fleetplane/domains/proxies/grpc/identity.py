@@ -17,9 +17,9 @@ from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FailedPrecondition
 from fleetplane.kernel.identity import Authority, IssuedCertificate, LeafProfile, LeafUsage
 from fleetplane.kernel.identity.authority import URI_ROLE, PublicKey
-from fleetplane.kernel.identity.proof import proven_key
+from fleetplane.kernel.identity.enrolment import proven_key
 from fleetplane.kernel.identity.revocation import Revocations
-from fleetplane.kernel.sessions.sessions import SUPERSEDED
+from fleetplane.kernel.sessions import SUPERSEDED
 from fleetplane.rpc import CallContext, Connection
 
 log = structlog.get_logger(__name__)

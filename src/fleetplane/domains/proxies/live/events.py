@@ -41,7 +41,7 @@ from fleetplane.domains.proxies.rules import deployment
 from fleetplane.domains.proxies.rules.alerts import ALERT, Alert
 from fleetplane.kernel.access import Permission
 from fleetplane.kernel.commands import COMMAND_TARGET, CommandState, CommandTarget
-from fleetplane.kernel.commands.kinds import is_open
+from fleetplane.kernel.commands.rules import is_open
 from fleetplane.kernel.events import Event, EventType
 from fleetplane.kernel.resources import AnyKind, AnyResource
 from fleetplane.kernel.values.times import spelled, spelled_or_null

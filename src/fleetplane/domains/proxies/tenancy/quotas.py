@@ -33,7 +33,7 @@ from fleetplane.domains.proxies.kinds.records import (
 )
 from fleetplane.domains.proxies.rules import validation as rules
 from fleetplane.kernel.resources import AnyKind, Key
-from fleetplane.kernel.store import Beside, Draft, Store
+from fleetplane.kernel.store import Draft, HookedChange, Store
 from fleetplane.web.rest.problems import Code, Problem, Rejected
 
 log = structlog.get_logger(__name__)
@@ -147,7 +147,7 @@ class Quotas:
                     used = self._store.count(quota.kind, workspace.scope)
                     yield QuotaUsage(quota=quota, used=used, workspace=workspace.name)
 
-    def _beside(self, _actor: str, _action: str, touches: Collection[Key]) -> Beside | None:
+    def _beside(self, _actor: str, _action: str, touches: Collection[Key]) -> HookedChange | None:
         """Part in transactions that may add or remove something bounded."""
         concerned = {
             (quota, quota.place(key.scope))
@@ -171,7 +171,7 @@ class Quotas:
                 if place:
                     _note(draft, quota, place, used)
 
-        return Beside(change=change, touches=notes)
+        return HookedChange(change=change, touches=notes)
 
     def _matters(self, quota: Quota, key: Key) -> bool:
         """Whether a write of this key adds to a count, or may end a warning.

@@ -45,7 +45,7 @@ from fleetplane.kernel.store.engines.postgres_line import (
     one_moment,
     translated,
 )
-from fleetplane.kernel.store.engines.postgres_upgrade import TAKE_LOCK, bring_up_to_date
+from fleetplane.kernel.store.engines.postgres_schema import TAKE_LOCK, bring_up_to_date
 from fleetplane.kernel.store.servers.engine import Drafting, LeaseRenewal
 from fleetplane.kernel.store.servers.level import SUPPORTED, Levels
 

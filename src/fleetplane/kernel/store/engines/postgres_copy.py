@@ -18,9 +18,9 @@ from typing import Any
 from fleetplane.kernel.errors import AlreadyExists, IntegrityError, NotFound, Unavailable
 from fleetplane.kernel.store import schema
 from fleetplane.kernel.store.engines.postgres_line import LOADER, connect, translated
-from fleetplane.kernel.store.engines.postgres_upgrade import ALIVE, TAKE_LOCK, bring_up_to_date, check_alone
+from fleetplane.kernel.store.engines.postgres_schema import ALIVE, TAKE_LOCK, bring_up_to_date, check_alone
 from fleetplane.kernel.store.engines.sqlite import SqliteEngine
-from fleetplane.kernel.store.engines.standing import StoreStanding
+from fleetplane.kernel.store.lineage import StoreStanding
 from fleetplane.kernel.store.settings import StoreSettings, place
 
 PAGE_ROWS = 1000

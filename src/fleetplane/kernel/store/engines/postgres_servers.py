@@ -13,12 +13,12 @@ import structlog
 
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError
-from fleetplane.kernel.store.bells.bus import NO_BUS, BusKind, BusState
 from fleetplane.kernel.store.engines.postgres_line import connect, translated
-from fleetplane.kernel.store.engines.postgres_upgrade import stored_level
+from fleetplane.kernel.store.engines.postgres_schema import stored_level
+from fleetplane.kernel.store.notifiers.notifier import NO_BUS, BusKind, BusState
+from fleetplane.kernel.store.servers.engine import ServerReport
+from fleetplane.kernel.store.servers.leader_lease import LIFE_SECONDS
 from fleetplane.kernel.store.servers.level import FIRST
-from fleetplane.kernel.store.servers.report import ServerReport
-from fleetplane.kernel.store.servers.seat import LIFE_SECONDS
 
 log = structlog.get_logger(__name__)
 

@@ -25,6 +25,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 from fleetplane.kernel.audit import chain as audit
 from fleetplane.kernel.errors import FleetplaneError, IntegrityError, StorageFull, Unavailable
 from fleetplane.kernel.store import lineage, schema
+from fleetplane.kernel.store.disk import is_full
 from fleetplane.kernel.store.engine import (
     ClaimRow,
     DatabaseMark,
@@ -40,7 +41,6 @@ from fleetplane.kernel.store.engine import (
 )
 from fleetplane.kernel.store.engines.sqlite_writer import SqliteWriter, configure
 from fleetplane.kernel.store.settings import StoreSettings
-from fleetplane.kernel.store.space import is_full
 from fleetplane.kernel.unbroken import finish
 
 READERS = 3

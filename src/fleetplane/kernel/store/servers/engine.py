@@ -1,4 +1,4 @@
-"""What a database owes that several servers share, all of them writing."""
+"""The contract of a database that several servers share and write to, and the report of each server in it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,18 @@ from fleetplane.kernel.store.engine import (
     ResourceRow,
     WriteGroup,
 )
+from fleetplane.kernel.store.notifiers.notifier import NO_BUS, BusState
 from fleetplane.kernel.store.servers.level import SUPPORTED, Levels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerReport:
+    agents: int = 0
+    """Streams of agents that it holds."""
+    controllers: int = 0
+    """Leases of controllers that it holds."""
+    bus: BusState = NO_BUS
+
 
 Drafting = Callable[[GroupPage], Awaitable[WriteGroup | None]]
 """Given what the log has after the asked number, up to its end; returns what to write, if anything."""

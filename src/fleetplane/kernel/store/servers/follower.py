@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 
 from fleetplane.kernel.errors import IntegrityError
 from fleetplane.kernel.resources import AnyKind, AnyResource, Key
-from fleetplane.kernel.store.applier import Applier
 from fleetplane.kernel.store.engine import DatabaseMark, GroupOutcome, GroupPage, LoggedGroup, WriteGroup
+from fleetplane.kernel.store.group import Applier
 from fleetplane.kernel.store.servers.engine import SharedEngine
 from fleetplane.kernel.watch import EventType
 

@@ -18,9 +18,16 @@ from typing import Any, Final
 import asyncpg
 
 from fleetplane.kernel.store.engines.postgres_line import LOADER, connect
-from fleetplane.kernel.telemetry.postgres import encoding, schema
-from fleetplane.kernel.telemetry.postgres.encoding import LineRow, PointRow, text
-from fleetplane.kernel.telemetry.postgres.link import ANSWERS, SNAPSHOT, meaning, transaction
+from fleetplane.kernel.telemetry.postgres import link, schema
+from fleetplane.kernel.telemetry.postgres.link import (
+    ANSWERS,
+    SNAPSHOT,
+    LineRow,
+    PointRow,
+    meaning,
+    text,
+    transaction,
+)
 from fleetplane.kernel.telemetry.postgres.schema import LINES, POINTS, day_of
 from fleetplane.kernel.telemetry.postgres.writing import (
     MAKE_CHANNELS,
@@ -133,7 +140,7 @@ async def _put_points(source: sqlite3.Connection, target: Any, series: dict[int,
             there = await schema.make_days(target, POINTS, days)
         try:
             async with transaction(target):
-                await copy(target, POINTS, POINT_COLUMNS, encoding.points(rows))
+                await copy(target, POINTS, POINT_COLUMNS, link.points(rows))
         except asyncpg.UniqueViolationError:
             await insert_points(target, rows)
         total += len(rows)
@@ -157,7 +164,7 @@ async def _put_lines(
             there = await schema.make_days(target, LINES, days)
         try:
             async with transaction(target):
-                await copy(target, LINES, LineRow._fields, encoding.lines(rows))
+                await copy(target, LINES, LineRow._fields, link.lines(rows))
         except asyncpg.UniqueViolationError:
             await insert_lines(target, rows)
         total += len(rows)

@@ -1,21 +1,73 @@
-"""A connection to PostgreSQL of telemetry's own, and what its errors mean here.
+"""Telemetry's connection to PostgreSQL: its settings, its errors, and the encoding of COPY rows.
 
-A server has two: one writes and sweeps, one answers questions. Neither knows the store's lock, and whatever
-is not answered in time is given up by closing the socket.
+A server has two: one writes and sweeps, one answers queries. Neither takes the store's lock, and a
+statement that is not answered in time is given up by closing the socket. The encoding is pure and
+runs on a thread of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+import struct
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import asyncpg
 
 from fleetplane.kernel.errors import FleetplaneError, IntegrityError, StorageFull, Unavailable
 from fleetplane.kernel.store.engines.postgres_line import CLOSE_SECONDS, connect
 from fleetplane.kernel.telemetry.engine import Away
+
+_HEADER: Final = b"PGCOPY\n\xff\r\n\0" + struct.pack(">ii", 0, 0)
+_END: Final = struct.pack(">h", -1)
+_POINT: Final = struct.Struct(">hiqiqidid").pack
+_LINE: Final = struct.Struct(">hiqiqiqiqi").pack
+_LENGTH: Final = struct.Struct(">i").pack
+CHUNK_BYTES: Final = 256 * 1024
+"""Handed to the connection at once, between which others run."""
+
+PointRow = tuple[int, int, float, float]
+
+
+class LineRow(NamedTuple):
+    channel: int
+    at_ns: int
+    mark: int
+    code: int
+    source: str
+    subject: str
+    action: str
+    body: bytes
+
+
+def text(given: str) -> str:
+    """As PostgreSQL can hold it: it knows no character zero."""
+    return given.replace("\0", "\ufffd") if "\0" in given else given
+
+
+def points(rows: Iterable[PointRow]) -> list[bytes]:
+    pack = _POINT
+    return _chunks([pack(4, 8, row[0], 8, row[1], 8, row[2], 8, row[3]) for row in rows])
+
+
+def lines(rows: Iterable[LineRow]) -> list[bytes]:
+    made: list[bytes] = []
+    pack, length = _LINE, _LENGTH
+    sources: dict[str, bytes] = {}
+    for channel, at_ns, mark, code, source, subject, action, body in rows:
+        if (sender := sources.get(source)) is None:
+            sender = sources[source] = source.encode()
+        about, done = subject.encode(), action.encode()
+        made.append(pack(8, 8, channel, 8, at_ns, 8, mark, 8, code, len(sender)))
+        made += (sender, length(len(about)), about, length(len(done)), done, length(len(body)), body)
+    return _chunks(made)
+
+
+def _chunks(parts: Sequence[bytes]) -> list[bytes]:
+    whole = b"".join((_HEADER, *parts, _END))
+    return [whole[start : start + CHUNK_BYTES] for start in range(0, len(whole), CHUNK_BYTES)]
+
 
 PATIENCE: Final = {"write": 30.0, "question": 20.0}
 """Seconds for a batch, a slice of a sweep, or a question, with all its statements."""

@@ -14,8 +14,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from fleetplane.kernel.telemetry.engine import SeriesState
 from fleetplane.kernel.telemetry.postgres.link import transaction
-from fleetplane.kernel.telemetry.rows import SeriesState
 from fleetplane.kernel.telemetry.series_quota import EVICT_SHARE, Admission, Admissions, SeriesQuota
 from fleetplane.kernel.telemetry.values import TelemetryLimits
 

@@ -19,13 +19,12 @@ from typing import Any, Final, TypeVar
 
 import asyncpg
 
-from fleetplane.kernel.telemetry.engine import Written
-from fleetplane.kernel.telemetry.postgres import encoding, schema, summing
-from fleetplane.kernel.telemetry.postgres.encoding import LineRow, PointRow, text
-from fleetplane.kernel.telemetry.postgres.link import PostgresLink, transaction
+from fleetplane.kernel.telemetry.engine import SeriesState, Written, marks
+from fleetplane.kernel.telemetry.postgres import link as encoding
+from fleetplane.kernel.telemetry.postgres import schema, summing
+from fleetplane.kernel.telemetry.postgres.link import LineRow, PointRow, PostgresLink, text, transaction
 from fleetplane.kernel.telemetry.postgres.schema import LINES, POINTS, day_of
 from fleetplane.kernel.telemetry.postgres.series import Key, KnownSeries
-from fleetplane.kernel.telemetry.rows import SeriesState, marks
 from fleetplane.kernel.telemetry.series_quota import Admissions
 from fleetplane.kernel.telemetry.summaries import WIDTHS, Summarizer, digested
 from fleetplane.kernel.telemetry.summaries import Key as SummaryKey

@@ -12,9 +12,8 @@ from itertools import groupby
 from operator import attrgetter, itemgetter
 from pathlib import Path
 
-from fleetplane.kernel.telemetry.engine import Written
+from fleetplane.kernel.telemetry.engine import SeriesState, Written, marks
 from fleetplane.kernel.telemetry.fair_queue import tenant_of
-from fleetplane.kernel.telemetry.rows import SeriesState, marks
 from fleetplane.kernel.telemetry.series_quota import EVICT_SHARE, Admission, Admissions, SeriesQuota
 from fleetplane.kernel.telemetry.sqlite import database, summing
 from fleetplane.kernel.telemetry.summaries import Summarizer

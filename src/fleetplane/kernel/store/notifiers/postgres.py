@@ -13,8 +13,8 @@ from typing import Any
 
 import asyncpg
 
-from fleetplane.kernel.store.bells.bus import BusKind, Heard
 from fleetplane.kernel.store.engines.postgres_line import LOADER, connect, translated
+from fleetplane.kernel.store.notifiers.notifier import BusKind, Heard
 
 CHANNEL = "fleetplane_"
 """And the lineage: several installations may share a database, in schemas of their own."""

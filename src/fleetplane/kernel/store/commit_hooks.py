@@ -19,7 +19,7 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
+class HookedChange:
     """One companion's part in one transaction."""
 
     change: Callable[[Draft, Any], Any]
@@ -29,12 +29,12 @@ class Beside:
     """Told what `change` returned in the run that was kept, once that is durable."""
 
 
-Companion = Callable[[str, str, Collection[Key]], Beside | None]
+CommitHook = Callable[[str, str, Collection[Key]], HookedChange | None]
 """Asked with a transaction's actor, action and touches; None to have no part in it."""
 
 
 def together(
-    change: Callable[[Draft], R], parts: Iterable[Beside]
+    change: Callable[[Draft], R], parts: Iterable[HookedChange]
 ) -> Callable[[Draft], tuple[R, tuple[Any, ...]]]:
     """The change and its companions' parts, as one change; returns what each of them does."""
     parts = tuple(parts)

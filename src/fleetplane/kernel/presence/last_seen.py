@@ -1,25 +1,55 @@
-"""When each agent of a channel was last heard, by whichever server.
+"""When each agent of a channel was last heard, by any server.
 
-Agents that report by single calls are heard by every server in part, so none may judge their silence by its
-own ears. Each server notes in memory whom it hears, and writes that down every few seconds in one statement,
-beside the log and without its lock. Whoever judges reads what all have written. On a database file there is
-one server, and its memory is all there is.
+Agents that report by single calls are heard by every server in part, so no server may judge their silence
+from its own memory. Each server records in memory whom it hears, and writes that every few seconds in one
+statement, beside the log and without its lock; silence is judged from the rows of all. On a database
+file there is one server, and its memory is all there is.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Mapping
-from typing import NoReturn
+from collections.abc import Coroutine, Mapping
+from typing import Any, NoReturn, TypeVar
 
 import structlog
 
 from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.errors import FleetplaneError
-from fleetplane.kernel.presence.asking import answered
+from fleetplane.kernel.errors import FleetplaneError, Unavailable
 from fleetplane.kernel.resources import check_text
 from fleetplane.kernel.store import Store
 from fleetplane.kernel.store.servers.engine import SharedEngine
+
+T = TypeVar("T")
+
+ASK_SECONDS = 3.0
+"""For an answer of the database: as long as a dead connection is believed in."""
+
+
+async def answered(asking: Coroutine[Any, Any, T]) -> T:
+    """What the database answers; raises `Unavailable` if it does not.
+
+    Whoever is cancelled does not wait for a database that cannot be reached, as ending its call would: a
+    server that ends its watches, or takes the seat, must not be kept from it.
+    """
+    task = asyncio.create_task(asking, name="presence-asks")
+    task.add_done_callback(_ended)
+    try:
+        async with asyncio.timeout(ASK_SECONDS):
+            return await asyncio.shield(task)
+    except TimeoutError:
+        raise Unavailable(
+            f"the database did not answer within {ASK_SECONDS:.0f} seconds", hint="try again"
+        ) from None
+    finally:
+        task.cancel()
+
+
+def _ended(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled():
+        task.exception()  # whoever waited was told
+
 
 log = structlog.get_logger(__name__)
 

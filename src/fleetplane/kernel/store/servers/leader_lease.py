@@ -1,9 +1,19 @@
-"""Which server is active: it runs what one runs for all. The others stand by; all follow the log.
+"""The leader lease: which server is the leader, and how each server reads what is current.
 
-The active one renews its seat every second. Who has not renewed for `LIFE_SECONDS`, by the database's
-clock, may be replaced: another server that has seen everything takes over under a new term, and the
-database refuses whatever the old one still sends. By its own clock the old one has stopped before.
-A server that stands by renews, too, and may write as long as it does.
+The leader runs the work that only one server may do; the others follow. All of them write, and all follow the
+log. The leader renews its lease every second. When a lease was not renewed for `LIFE_SECONDS`, by
+the database's clock, another server that has read the whole log may take over under a new term, and
+the database refuses later writes of the old leader, which has stopped by its own clock before. A follower
+renews as well, and may write as long as it does.
+
+`DatabaseClock` is one clock for all servers of a database: each answer of the database carries its time, and
+between two answers the server's monotonic clock counts on. A server whose wall clock is an hour fast
+would otherwise forget revocations an hour early.
+
+`ReadIndex` makes reads current: it asks the database where the log ends and waits until memory is there,
+so that a read sees everything that any server acknowledged before it began. Concurrent readers share one
+query. A database that was cut off and replaced could still answer, so an answer counts only while
+this server's last renewal, which is a commit, is recent.
 """
 
 from __future__ import annotations
@@ -16,11 +26,43 @@ import structlog
 
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError, Unavailable
-from fleetplane.kernel.store.applier import Applier
 from fleetplane.kernel.store.engine import GroupAuthor, Superseded
+from fleetplane.kernel.store.group import Applier
 from fleetplane.kernel.store.servers.engine import SharedEngine
 from fleetplane.kernel.store.servers.follower import Follower
-from fleetplane.kernel.store.servers.time import DatabaseClock
+
+NANOSECONDS = 1_000_000_000
+KEEP_SECONDS = 60.0
+"""How long an answer that came quickly is preferred to those that took longer."""
+
+
+class DatabaseClock:
+    """A `Clock` whose wall time is the database's."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._at = clock.monotonic()
+        self._shown = clock.now_ns()
+        """By the database, when this server's monotonic clock showed `_at`."""
+        self._error_seconds = float("inf")
+        self.monotonic = clock.monotonic
+        self.sleep = clock.sleep
+        self.random = clock.random
+        self.token_bytes = clock.token_bytes
+
+    def __repr__(self) -> str:
+        return f"<DatabaseClock error={self._error_seconds:.3f}s>"
+
+    def now_ns(self) -> int:
+        return self._shown + round((self.monotonic() - self._at) * NANOSECONDS)
+
+    def note(self, now_ns: int, *, sent: float) -> None:
+        """The database showed this, some time after the question was sent and before now."""
+        received = self.monotonic()
+        error = (received - sent) / 2
+        if error <= self._error_seconds or received - self._at > KEEP_SECONDS:
+            self._at, self._shown, self._error_seconds = (sent + received) / 2, now_ns, error
+
 
 log = structlog.get_logger(__name__)
 
@@ -38,7 +80,7 @@ LIFE_SECONDS = 6.0
 with a look, the reading of the rest and the call itself within the ten seconds that are promised."""
 
 
-class Seat:
+class LeaderLease:
     def __init__(
         self, engine: SharedEngine, applier: Applier, follower: Follower, clock: Clock | DatabaseClock
     ) -> None:
@@ -151,3 +193,78 @@ class Seat:
 
 def _superseded(author: GroupAuthor, why: str) -> Superseded:
     return Superseded(f"server {author.server} (boot {author.boot}, term {author.term}) stops: {why}")
+
+
+FRESH_SECONDS = 3.0
+"""How old this server's last renewal may be: six looks."""
+
+
+class ReadIndex:
+    def __init__(
+        self, engine: SharedEngine, applier: Applier, follower: Follower, seat: LeaderLease, clock: Clock
+    ) -> None:
+        self._engine = engine
+        self._applier = applier
+        self._follower = follower
+        self._seat = seat
+        self._clock = clock
+        self._asked = 0
+        self._answered = 0
+        """The last question that was asked before the last look began."""
+        self._looking: asyncio.Task[None] | None = None
+        """One look at a time, so that the next serves all who wait. It is nobody's own: a caller that leaves
+        in the middle of a question would take the connection with it."""
+        self.looks = 0
+
+    def __repr__(self) -> str:
+        return f"<ReadIndex asked={self._asked} looks={self.looks}>"
+
+    @property
+    def silent_seconds(self) -> float:
+        """Since the last renewal of this server that was answered was sent."""
+        return self._clock.monotonic() - self._seat.heard
+
+    @property
+    def holds_seat(self) -> bool:
+        """Whether, if this server is the active one, nobody can have taken over yet."""
+        return self.silent_seconds <= GIVE_UP_SECONDS
+
+    async def confirm(self) -> None:
+        """Return once memory has everything that was committed before this was asked."""
+        self._asked += 1
+        mine = self._asked
+        try:
+            async with asyncio.timeout(FRESH_SECONDS):
+                while self._answered < mine:
+                    if (
+                        self._looking is None or self._looking.done()
+                    ):  # which its callback says a moment later
+                        self._looking = asyncio.create_task(self._look(), name="read-index")
+                        self._looking.add_done_callback(self._looked)
+                    await asyncio.shield(self._looking)
+        except TimeoutError:
+            raise Unavailable(
+                f"the database did not say within {FRESH_SECONDS:.0f} seconds where the log ends",
+                hint="ask another server",
+            ) from None
+        if self.silent_seconds > FRESH_SECONDS:
+            raise Unavailable(
+                f"this server could not renew its seat for {self.silent_seconds:.0f} seconds: what it knows"
+                " may be out of date",
+                hint="ask another server",
+            )
+
+    async def _look(self) -> None:
+        self.looks += 1
+        covered = self._asked
+        async with asyncio.timeout(FRESH_SECONDS):
+            head = await self._engine.mark()
+            if head.number != self._applier.mark.number:
+                await self._follower.catch_up()
+        self._answered = covered
+
+    def _looked(self, task: asyncio.Task[None]) -> None:
+        if self._looking is task:
+            self._looking = None
+        if not task.cancelled():
+            task.exception()  # whoever waited was told; nobody may be left

@@ -1,8 +1,8 @@
-"""Which agent's stream is open here, and what waits to be sent on it.
+"""Open streams of agents on this server, their queues of messages, and their metrics.
 
 An agent has at most one open session per stream: a newer one wins, because the older is most
 often a connection whose end nobody has noticed yet. Messages to an agent wait in a bounded
-queue that one consumer, the stream's only writer, takes from. Sessions of those who are revoked
+queue that one consumer, the stream's only writer, takes from. Sessions of revoked agents
 are closed at once. Knows neither messages nor transports, and nothing of it is stored: a
 restarted server has no sessions until the agents come back.
 """
@@ -15,6 +15,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from fleetplane.kernel.errors import InvalidArgument, ResourceExhausted
 from fleetplane.kernel.identity.revocation import Revocations, Revoked
@@ -253,3 +256,40 @@ class Sessions:
         at = (session.agent, session.stream)
         if self._open.get(at) is session:
             del self._open[at]
+
+
+PREFIX = "fleetplane_sessions_"
+
+
+class SessionCollector(Collector):
+    """One for all sessions that a domain holds; the label says which domain."""
+
+    def __init__(self, sessions: Sessions, *, domain: str) -> None:
+        self._sessions = sessions
+        self._domain = domain
+
+    @property
+    def open(self) -> int:
+        """How many are open now."""
+        return len(self._sessions)
+
+    def collect(self) -> Iterator[Metric]:
+        numbers = self._sessions.statistics()
+        gauges = (
+            ("open", "Streams of agents open now", numbers.open),
+            ("queued", "Messages waiting to be sent on them", numbers.queued),
+        )
+        counters = (
+            ("opened", "Streams opened", numbers.opened),
+            ("superseded", "Streams ended by a newer one of the same agent", numbers.superseded),
+            ("revoked", "Streams ended because their caller was revoked", numbers.revoked),
+            ("refused", "Messages that found a stream's queue full", numbers.refused),
+        )
+        for name, text, value in gauges:
+            gauge = GaugeMetricFamily(PREFIX + name, text, labels=["domain"])
+            gauge.add_metric([self._domain], value)
+            yield gauge
+        for name, text, value in counters:
+            counter = CounterMetricFamily(PREFIX + name, text, labels=["domain"])
+            counter.add_metric([self._domain], value)
+            yield counter

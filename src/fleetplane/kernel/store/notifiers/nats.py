@@ -18,7 +18,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from fleetplane.kernel.errors import SettingsError, Unavailable
-from fleetplane.kernel.store.bells.bus import MESSAGE_BYTES, BusKind, Heard, NatsSettings
+from fleetplane.kernel.store.notifiers.notifier import MESSAGE_BYTES, BusKind, Heard, NatsSettings
 
 SUBJECT = "fleetplane.bell."
 """And the lineage: several installations may share a NATS."""

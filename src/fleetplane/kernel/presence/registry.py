@@ -29,8 +29,7 @@ from fleetplane.kernel.errors import (
     Unauthenticated,
     Unavailable,
 )
-from fleetplane.kernel.presence.departures import Departures
-from fleetplane.kernel.presence.kinds import PRESENCE, PresenceSpec
+from fleetplane.kernel.presence.departures import PRESENCE, Departures, PresenceSpec
 from fleetplane.kernel.resources import Key, Kind, Resource, SpecT, StatusT, check_key
 from fleetplane.kernel.store import Draft, Store, follow
 from fleetplane.kernel.store.store import SYSTEM
@@ -82,7 +81,7 @@ class _Leaving:
     done: asyncio.Future[bool]
 
 
-class Whereabouts:
+class PresenceRegistry:
     def __init__(self, store: Store, clock: Clock, *, channel: str) -> None:
         self._store = store
         self._clock = clock

@@ -1,1 +1,0 @@
-"""What waits to be written, and in which order it is."""
