@@ -115,7 +115,7 @@ async def opened(folder: Path, *, elsewhere: bool = False) -> AsyncIterator[Site
             ledger=side.dispatcher.ledger,
             clock=rig.clock,
         )
-        rig.store.accompany(subject.beside)
+        rig.store.add_hook(subject.commit_hook)
         rollouts = Rollouts(rig.store, rig.clock, [subject], Freezes(rig.store, rig.clock))
         site = Site(rig, subject, rollouts)
         await rig.layers.put(ACME, {"level": 1}, actor=BOSS)

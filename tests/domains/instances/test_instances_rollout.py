@@ -125,7 +125,7 @@ IMAGES: dict[str, str] = {}
 def _made(place: Rig) -> GroupTemplates:
     made = GroupTemplates(place.store, place.groups, place.instances, place.reports, place.clock)
     place.groups.hold_by(made.hold)
-    place.store.accompany(made.beside)
+    place.store.add_hook(made.commit_hook)
     return made
 
 

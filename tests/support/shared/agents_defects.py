@@ -33,7 +33,7 @@ def put_in(defects: LedgerDefects, host: Host, clock: Clock) -> None:
         ledger._clock = clock
         host.store._writer.clock = clock
     if defects.key_is_kept_after_its_command:
-        host.store._companions = ()
+        host.store._hooks = {}
     if defects.sent_before_it_is_durable:
         _send_first(host)
 

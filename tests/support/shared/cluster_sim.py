@@ -252,7 +252,7 @@ def _put_in(defects: Defects, store: Store, database: MemoryDatabase) -> None:
     if defects.first_answer_is_kept:
         _keep_first_answers(store._writer)
     if defects.key_is_kept_after_its_effect:
-        store._companions = ()
+        store._hooks = {}
     if defects.sweep_by_local_clock:
         own = store.clock._clock  # type: ignore[attr-defined]
         store._writer.clock = own

@@ -31,6 +31,7 @@ from fleetplane.domains.boards.resources import RESOURCES
 from fleetplane.domains.boards.rest import assembly as rest_side
 from fleetplane.domains.boards.rest.assembly import BoardRest
 from fleetplane.domains.boards.sets.resources import AUDIENCE, BOARD_SETS, SET_WRITERS, BoardPrograms
+from fleetplane.domains.boards.sets.rules import BOARD_SET
 from fleetplane.domains.boards.sets.rules import KINDS as SET_KINDS
 from fleetplane.domains.boards.settings import BoardSettings, PlainBoardsSettings
 from fleetplane.fleet.explain import ExplainedKind, Explainer
@@ -96,7 +97,7 @@ class BoardDomain:
         self.clusters = core.clusters
         self.nodes = NodeSide(core)
         self.programs = BoardPrograms(kernel.store, core.sets, self.nodes.commander)
-        kernel.store.accompany(core.sets.beside)
+        kernel.store.add_hook(core.sets.commit_hook, BOARD_SET)
         self.provisioning = ProvisioningSide(core, places=places)
         self.rest = BoardRest(core, self.nodes, self.provisioning)
         self.readers = BoardReaders(self.rest.gate)

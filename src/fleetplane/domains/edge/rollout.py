@@ -99,7 +99,7 @@ class LayerConfiguration:
 
     # Holding.
 
-    def beside(self, _actor: str, _action: str, touches: Collection[Key]) -> HookedChange | None:
+    def commit_hook(self, _actor: str, _action: str, touches: Collection[Key]) -> HookedChange | None:
         """Part of every change of a layer of everyone or of a tenant: holds daemons where they are."""
         layers = [key for key in touches if key.kind == CONFIG_LAYER.name and key.name in (GLOBAL, TENANT)]
         if not layers:

@@ -143,7 +143,7 @@ class EdgeDomain:
             ledger=self.streams.dispatcher.ledger,
             clock=clock,
         )
-        store.accompany(self.configuration.beside)
+        store.add_hook(self.configuration.commit_hook, CONFIG_LAYER)
         self.groups = EdgeGroups(store, clock)
         dispatcher, presences = self.streams.dispatcher, self.streams.presences
         channel = EdgeChannel(

@@ -25,6 +25,7 @@ from fleetplane.domains.gpus.leases import PROVIDER_LEASE
 from fleetplane.domains.gpus.metrics import GpuCollector
 from fleetplane.domains.gpus.provider_settings.delivery import KINDS as SETTINGS_KINDS
 from fleetplane.domains.gpus.provider_settings.delivery import (
+    PROVIDER_SETTINGS,
     ProviderSettings,
     SettingsApplied,
 )
@@ -182,7 +183,7 @@ class GpuDomain:
             self._providers = Providers(self._gpus, policy, kernel.clock, kernel.attention)
         self.settings = ProviderSettings(kernel.store, kernel.clock, self._providers, policy)
         self.settings_subject = ProviderSettingsSubject(kernel.store, kernel.clock, self.settings)
-        kernel.store.accompany(self.settings.beside)
+        kernel.store.add_hook(self.settings.commit_hook, PROVIDER_SETTINGS)
         self._reader = GpuReader(kernel.store, self._gpus)
         self.readers = TokenReaders(kernel.door, READER_GRANTS)
         self.explainers: Mapping[str, Explainer] = {

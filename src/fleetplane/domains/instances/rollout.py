@@ -83,7 +83,7 @@ class GroupTemplates:
             change, actor=ACTOR, action="rollout.hold", touches=holds.keys_of(SUBJECT, scope)
         )
 
-    def beside(self, _actor: str, _action: str, touches: Collection[Key]) -> HookedChange | None:
+    def commit_hook(self, _actor: str, _action: str, touches: Collection[Key]) -> HookedChange | None:
         """Part of every change of a group at run time: holds its instances as they are."""
         keys = [key for key in touches if key.kind == GROUP.name]
         if not keys or self._groups.configuration is None:

@@ -31,7 +31,7 @@ from fleetplane.domains.instances.grpc.operator_groups import OperatorGroups
 from fleetplane.domains.instances.grpc.operators import OperatorService
 from fleetplane.domains.instances.grpc.registration import RegistrationService
 from fleetplane.domains.instances.grpc.renewal import RenewalService
-from fleetplane.domains.instances.kinds import KINDS, SECRET, Instance
+from fleetplane.domains.instances.kinds import GROUP, KINDS, SECRET, Instance
 from fleetplane.domains.instances.live.errors import ErrorFeed
 from fleetplane.domains.instances.metrics import InstanceCollector
 from fleetplane.domains.instances.providers import registry as provider_registry
@@ -237,7 +237,7 @@ class InstanceDomain:
             kernel.store, self._groups, self._instances, self._reports, kernel.clock
         )
         self._groups.hold_by(self.templates.hold)
-        kernel.store.accompany(self.templates.beside)
+        kernel.store.add_hook(self.templates.commit_hook, GROUP)
         self._infrastructure = Infrastructure(
             self._groups,
             self._instances,

@@ -1,9 +1,9 @@
-"""What is written together with the transactions of others, all or nothing.
+"""Commit hooks: changes that are durable with the transactions of others, or not at all.
 
-Some things belong to a transaction without being its purpose: the record that a request was
-carried out, the note of what it changed. Whoever has such a thing accompanies the store; it is
-asked about each transaction before it is submitted, and what it offers runs after the change,
-on the same draft. Decides nothing about what that is.
+A hook adds what belongs to a transaction without being its purpose: the record that a request was carried
+out, a note of the change, a hold for a rollout. It is registered for the kinds that it needs to see
+(`Store.add_hook`), called before a transaction that touches one is submitted, and the change that it returns
+runs after the transaction's own, on the same draft.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HookedChange:
-    """One companion's part in one transaction."""
+    """The part of one hook in one transaction."""
 
     change: Callable[[Draft, Any], Any]
     """Given the draft and what the transaction's own change returned. Pure, like a change."""
     touches: frozenset[Key] = frozenset()
     kept: Callable[[Any], None] | None = None
-    """Told what `change` returned in the run that was kept, once that is durable."""
+    """Called with the result of `change` in the run that was kept, once it is durable."""
 
 
 CommitHook = Callable[[str, str, Collection[Key]], HookedChange | None]
-"""Asked with a transaction's actor, action and touches; None to have no part in it."""
+"""Called with a transaction's actor, action and touches; returns None to add nothing."""
 
 
 def together(
     change: Callable[[Draft], R], parts: Iterable[HookedChange]
 ) -> Callable[[Draft], tuple[R, tuple[Any, ...]]]:
-    """The change and its companions' parts, as one change; returns what each of them does."""
+    """The change and the changes of its hooks as one change; returns the result of each."""
     parts = tuple(parts)
 
     def changing(draft: Draft) -> tuple[R, tuple[Any, ...]]:

@@ -12,6 +12,7 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
+    Collection,
     Coroutine,
     Iterable,
     Iterator,
@@ -117,7 +118,8 @@ class Store:
         self._writer: StoreWriter
         self._audit_key = b""
         self._writing: asyncio.Task[None]
-        self._companions: tuple[CommitHook, ...] = ()
+        self._hooks: dict[str, tuple[CommitHook, ...]] = {}
+        """By kind; those of every write under the empty string."""
         self._caches: list[SecretCache] = []
         self._secret_changed = asyncio.Event()
         self.lineage = ""
@@ -564,7 +566,7 @@ class Store:
         self._check_may_write()
         _check_signature(actor, action)
         keys = frozenset(touches)
-        asked = [companion(actor, action, keys) for companion in self._companions]
+        asked = [hook(actor, action, keys) for hook in self._hooks_of(keys)]
         if parts := [part for part in asked if part is not None]:
             keys = keys.union(*(part.touches for part in parts))
             both = self._writer.submit(together(change, parts), actor=actor, action=action, touches=keys)
@@ -585,9 +587,15 @@ class Store:
         finally:
             _WRITING_HERE.reset(before)
 
-    def accompany(self, companion: CommitHook) -> None:
-        """From now on, let it add to transactions what must be durable with them or not at all."""
-        self._companions += (companion,)
+    def add_hook(self, hook: CommitHook, *kinds: AnyKind) -> None:
+        """Let a commit hook add to transactions that touch one of these kinds, or to all if none is given."""
+        for name in [kind.name for kind in kinds] or [""]:
+            self._hooks[name] = (*self._hooks.get(name, ()), hook)
+
+    def _hooks_of(self, keys: frozenset[Key]) -> Collection[CommitHook]:
+        """Each once: those of every write, then those of the kinds touched, by name."""
+        names = sorted({"", *(key.kind for key in keys)} & self._hooks.keys())
+        return dict.fromkeys(hook for name in names for hook in self._hooks[name])
 
     async def apply(self, transaction: Transaction) -> Committed[None]:
         return await self.transact(
@@ -728,7 +736,7 @@ def _check_signature(actor: str, action: str) -> None:
 
 
 def _without_parts(committed: Committed[tuple[R, Any]], parts: Sequence[HookedChange]) -> Committed[R]:
-    """The answer of a change that had companions, who are told of theirs."""
+    """The answer of a change that had commit hooks; each hook is told the result of its own change."""
     value, theirs = committed.value
     for part, one in zip(parts, theirs, strict=True):
         if part.kept is not None:

@@ -134,7 +134,7 @@ class Answers:
         self._prefix_before = f"{namespace}/idempotency/"
         self._running: dict[str, IdempotentRequest] = {}
         self._unswept = 0
-        store.accompany(self._beside)
+        store.add_hook(self._commit_hook)
 
     def __repr__(self) -> str:
         return f"<Answers {self._namespace} running={len(self._running)}>"
@@ -243,7 +243,7 @@ class Answers:
         if self._unswept >= SWEEP_EACH:
             await self.sweep()
 
-    def _beside(self, actor: str, _action: str, _touches: Collection[Key]) -> HookedChange | None:
+    def _commit_hook(self, actor: str, _action: str, _touches: Collection[Key]) -> HookedChange | None:
         """The claim and the record of a running request, in what it signed and in what it writes first."""
         if not self._running or actor == ACTOR:  # nearly always, of writes that did not come by REST
             return None

@@ -214,7 +214,7 @@ class BoardSets:
 
     # Holding.
 
-    def beside(self, _actor: str, _action: str, touches: Collection[Key]) -> HookedChange | None:
+    def commit_hook(self, _actor: str, _action: str, touches: Collection[Key]) -> HookedChange | None:
         """Part of every change of a set: holds its boards at what it was, where rollouts are asked for."""
         names = sorted({key.name for key in touches if key.kind == BOARD_SET.name})
         if not names:

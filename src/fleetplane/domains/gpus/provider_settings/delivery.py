@@ -222,7 +222,7 @@ class ProviderSettings:
 
     # Holding.
 
-    def beside(self, _actor: str, _action: str, touches: Collection[Key]) -> HookedChange | None:
+    def commit_hook(self, _actor: str, _action: str, touches: Collection[Key]) -> HookedChange | None:
         """Part of every change of the settings: holds providers at what was, where rollouts are asked for."""
         for kind, _, _ in touches:
             if kind == PROVIDER_SETTINGS.name:

@@ -48,11 +48,11 @@ class AuditNotes:
         self._store = store
         self._master = master
         self._turns = count()
-        store.accompany(self._beside)
+        store.add_hook(self._commit_hook)
 
     # Writing.
 
-    def _beside(self, actor: str, action: str, touches: Collection[Key]) -> HookedChange | None:
+    def _commit_hook(self, actor: str, action: str, touches: Collection[Key]) -> HookedChange | None:
         name, circumstances, about = actor.partition("?")
         if not circumstances or not name.startswith(CALLERS):
             return None

@@ -131,7 +131,7 @@ class Quotas:
         self._quotas = {quota.kind.name: quota for quota in quotas(options)}
         self.refused: Counter[str] = Counter()
         """By quota, since the start."""
-        store.accompany(self._beside)
+        store.add_hook(self._commit_hook, *(quota.kind for quota in self._quotas.values()))
 
     def __repr__(self) -> str:
         return f"<Quotas refused={self.refused.total()}>"
@@ -147,7 +147,7 @@ class Quotas:
                     used = self._store.count(quota.kind, workspace.scope)
                     yield QuotaUsage(quota=quota, used=used, workspace=workspace.name)
 
-    def _beside(self, _actor: str, _action: str, touches: Collection[Key]) -> HookedChange | None:
+    def _commit_hook(self, _actor: str, _action: str, touches: Collection[Key]) -> HookedChange | None:
         """Part in transactions that may add or remove something bounded."""
         concerned = {
             (quota, quota.place(key.scope))
