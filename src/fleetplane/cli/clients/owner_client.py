@@ -16,7 +16,6 @@ from fleetplane.cli.output import working
 from fleetplane.cli.parameters import parse_address
 from fleetplane.client.local import socket_of
 from fleetplane.gen.fleetplane.admin.v1 import operators_pb2_grpc
-from fleetplane.gen.fleetplane.fleet.v1 import fleet_pb2_grpc
 
 
 class OwnerConnection:
@@ -52,12 +51,6 @@ class OwnerClient(OwnerConnection):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}>"
-
-
-class FleetClient(OwnerClient):
-    """Explain and freezes, of every domain."""
-
-    stub = fleet_pb2_grpc.FleetAdminStub
 
 
 class OperatorsClient(OwnerClient):
