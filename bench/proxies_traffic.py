@@ -19,8 +19,7 @@ from itertools import product
 from bench import servers
 from bench.figures import Effort, Row, alone
 from fleetplane.domains.proxies.traffic.fields import ACCESS, row_of
-from fleetplane.domains.proxies.traffic.report import placed, report, total
-from fleetplane.domains.proxies.traffic.summary import PLACES, AccessSummarizer
+from fleetplane.domains.proxies.traffic.summary import PLACES, AccessSummarizer, placed, report, total
 from fleetplane.kernel.telemetry import LogRecord, TelemetryLimits
 from fleetplane.kernel.telemetry.sqlite import database, summing
 from fleetplane.kernel.telemetry.summaries import DAY, HOUR, FoundSummary

@@ -15,7 +15,7 @@ from fleetplane.domains.proxies.agent.agent import (
     ProxyAgentPolicy,
     ProxyWaits,
 )
-from fleetplane.domains.proxies.agent.server_address import TokenSuperseded
+from fleetplane.domains.proxies.agent.enrolment import TokenSuperseded
 from fleetplane.kernel.backoff import Backoff
 from fleetplane.node.connection import (
     SPREAD_SECONDS,

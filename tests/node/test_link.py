@@ -12,7 +12,7 @@ from fleetplane.domains.boards.agent import registration as boards
 from fleetplane.domains.edge.agent import endpoint as edge
 from fleetplane.domains.gpus.agent import device_api as gpus
 from fleetplane.domains.instances.agent import transport as instances
-from fleetplane.domains.proxies.agent import server_address as proxies
+from fleetplane.domains.proxies.agent import enrolment as proxies
 from fleetplane.kernel.errors import PermissionDenied, SettingsError, Unauthenticated
 from fleetplane.node import link
 from fleetplane.node.link import LinkLost, LinkOptions, ServerRefused, ServerTrust

@@ -12,8 +12,7 @@ from support.instances.agents_rig import BOSS
 from support.proxies.events_rig import events_rig
 from support.proxies.proxy_api import ADMIN_EMAIL, ADMIN_PASSWORD, HOST, UPSTREAM, Api, rest_api
 
-from fleetplane.domains.proxies.audit.changes import FIELDS_LIMIT, VALUE_LIMIT_BYTES, changes
-from fleetplane.domains.proxies.audit.notes import SLOTS, AuditNotes
+from fleetplane.domains.proxies.audit import FIELDS_LIMIT, SLOTS, VALUE_LIMIT_BYTES, AuditNotes, changes
 from fleetplane.domains.proxies.kinds.records import (
     AGENT_TOKEN,
     AUDIT_NOTE,

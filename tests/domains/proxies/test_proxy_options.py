@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from fleetplane.domains.proxies import options
+from fleetplane.domains.proxies import build
 from fleetplane.domains.proxies.acme.assembly import AcmeOptions
 from fleetplane.domains.proxies.acme.orders import AuthorityOptions
 from fleetplane.domains.proxies.rest.assembly import RestOptions
@@ -21,7 +21,7 @@ ACME = AcmeOptions(challenge_listen=("127.0.0.1:0", "[::1]:8996"), challenge_add
 
 
 def check(rest: RestOptions = REST, acme: AcmeOptions = ACME, origins: tuple[str, ...] = ()) -> None:
-    options.check(rest, acme, origins=origins)
+    build.check(rest, acme, origins=origins)
 
 
 def test_what_is_documented_is_accepted() -> None:

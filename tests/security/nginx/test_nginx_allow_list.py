@@ -13,11 +13,17 @@ from support.proxies.nginx_rig import binary, host
 from fleetplane.domains.proxies.kinds.records import UpstreamSpec
 from fleetplane.domains.proxies.kinds.values import Algorithm, Location, RewriteRule, UpstreamServer
 from fleetplane.domains.proxies.nginx import judging
-from fleetplane.domains.proxies.nginx.blocks import Directive, NginxBlock, Node, emit, emit_in_place
-from fleetplane.domains.proxies.nginx.foreign import foreign_fault
+from fleetplane.domains.proxies.nginx.blocks import (
+    Directive,
+    NginxBlock,
+    Node,
+    Unrenderable,
+    argument,
+    emit,
+    emit_in_place,
+)
 from fleetplane.domains.proxies.nginx.paths import ANYWHERE
-from fleetplane.domains.proxies.nginx.quoting import Unrenderable, argument
-from fleetplane.domains.proxies.nginx.reading import read, read_arguments
+from fleetplane.domains.proxies.nginx.reading import foreign_fault, read, read_arguments
 from fleetplane.domains.proxies.nginx.rendering import render
 from fleetplane.domains.proxies.nginx.site import Paths, Site
 from fleetplane.domains.proxies.nginx.table import DirectiveContext, TextAuthor

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fleetplane.domains.proxies.nginx.foreign import foreign_fault, text_to_test
 from fleetplane.domains.proxies.nginx.paths import PathPolicy
-from fleetplane.domains.proxies.nginx.reading import read
+from fleetplane.domains.proxies.nginx.reading import foreign_fault, read, text_to_test
 
 NAMES = (
     "a 1; } include /etc/passwd; map $c $d { b",

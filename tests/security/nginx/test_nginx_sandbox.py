@@ -20,8 +20,8 @@ from support.shared.throwaway_ca import ThrowawayCa
 from fleetplane.domains.proxies.agent.nginx import sandbox
 from fleetplane.domains.proxies.agent.nginx.confinement import NONE, Confinement
 from fleetplane.domains.proxies.agent.nginx.running import run
-from fleetplane.domains.proxies.nginx.foreign import foreign_fault, text_to_test
 from fleetplane.domains.proxies.nginx.paths import ANYWHERE
+from fleetplane.domains.proxies.nginx.reading import foreign_fault, text_to_test
 
 HARNESS = """
 import os, signal, socket, sys

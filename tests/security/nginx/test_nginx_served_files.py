@@ -13,7 +13,7 @@ from support.proxies.nginx_rig import Rig, host, state_folder, web_folder
 from support.shared.free_ports import free_port
 
 from fleetplane.domains.proxies.agent.nginx import releases
-from fleetplane.domains.proxies.agent.nginx.change_journal import VersionState
+from fleetplane.domains.proxies.agent.nginx.confirmation import VersionState
 from fleetplane.domains.proxies.nginx import checks
 from fleetplane.domains.proxies.nginx import hosts as rendering
 from fleetplane.domains.proxies.nginx.paths import PathPolicy

@@ -20,9 +20,9 @@ from support.proxies.proxy_server_double import TOKEN, ProxyServerDouble, proxy_
 from support.shared.free_ports import free_port
 from support.shared.throwaway_ca import ThrowawayCa
 
+from fleetplane.domains.proxies.agent.nginx.confinement import work_folder, worker_user
 from fleetplane.domains.proxies.agent.nginx.processes import find_master, workers
 from fleetplane.domains.proxies.agent.nginx.releases import StagedVersions
-from fleetplane.domains.proxies.agent.nginx.workers import work_folder, worker_user
 from fleetplane.domains.proxies.nginx.site import Paths, Site
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.kernel.errors import SettingsError

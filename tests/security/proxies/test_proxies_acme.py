@@ -10,8 +10,8 @@ from support.instances.certificates_rig import BOSS, desk, side
 from support.proxies.dns_doubles import ZoneFile, powerdns
 from support.proxies.pebble_lab import Pebble, pebble
 
-from fleetplane.domains.proxies.acme.account import AccountVault
-from fleetplane.domains.proxies.acme.assembly import ZoneOptions
+from fleetplane.domains.proxies.acme.dns_provider import ZoneOptions
+from fleetplane.domains.proxies.acme.issuers import AccountVault
 from fleetplane.domains.proxies.kinds.records import VirtualHostSpec, organization_of, workspace_of
 from fleetplane.domains.proxies.kinds.values import CertificateState
 from fleetplane.domains.proxies.serving.hosts import Hosts

@@ -20,9 +20,13 @@ from support.instances.agents_rig import BOSS, QUICK, FakeAgent, Rig, agents_rig
 from support.proxies.proxy_api import rest_api
 
 from fleetplane.domains.proxies.agent import enrolment
-from fleetplane.domains.proxies.agent.credential import Credential, CredentialFile
-from fleetplane.domains.proxies.agent.enrolment import ProxyEnroller, is_due
-from fleetplane.domains.proxies.agent.server_address import ServerAddress
+from fleetplane.domains.proxies.agent.enrolment import (
+    Credential,
+    CredentialFile,
+    ProxyEnroller,
+    ServerAddress,
+    is_due,
+)
 from fleetplane.domains.proxies.agents import machines
 from fleetplane.domains.proxies.agents.controller import AgentPolicy
 from fleetplane.domains.proxies.agents.machines import Approach, Machines

@@ -18,8 +18,12 @@ from fleetplane.domains.boards.pins.devices import Devices
 from fleetplane.domains.edge.server import BLUEPRINT as EDGE
 from fleetplane.domains.proxies.kinds.records import OrganizationSpec
 from fleetplane.domains.proxies.serving.access_lists import AccessLists
-from fleetplane.domains.proxies.serving.binding import LETS_ENCRYPT
-from fleetplane.domains.proxies.serving.certificates import SELF_SIGNED, Certificates, OfferedIssuers
+from fleetplane.domains.proxies.serving.certificates import (
+    LETS_ENCRYPT,
+    SELF_SIGNED,
+    Certificates,
+    OfferedIssuers,
+)
 from fleetplane.domains.proxies.serving.hosts import Hosts
 from fleetplane.domains.proxies.serving.private_keys import Vault
 from fleetplane.domains.proxies.serving.streams import Streams

@@ -17,6 +17,7 @@ from fleetplane.domains.blueprint import prepare_both, run_both
 from fleetplane.domains.proxies.agents import assembly as agent_side
 from fleetplane.domains.proxies.agents.assembly import AgentSide
 from fleetplane.domains.proxies.agents.controller import AgentPolicy
+from fleetplane.domains.proxies.agents.identity import LISTENER
 from fleetplane.domains.proxies.agents.registry import AgentEnrolment, Agents
 from fleetplane.domains.proxies.kinds.records import (
     AGENT,
@@ -258,7 +259,7 @@ async def agents_rig(
         places = TenancyPlaces(store, clock, workspaces)
         app = _app(side, clock)
         spec = ListenerSpec(
-            name=agent_side.LISTENER,
+            name=LISTENER,
             addresses=("127.0.0.1:0",),
             app=app,
             tls=TlsFiles(certificate=certificate, key=key, client_ca=trust, client_certificate="optional"),
@@ -304,12 +305,12 @@ async def _workspace(store: Store, places: TenancyPlaces) -> str:
 
 def _app(side: AgentSide, clock: Clock) -> GrpcApp:
     app = GrpcApp(
-        listener=agent_side.LISTENER,
+        listener=LISTENER,
         table=MethodTable(agent_side.METHODS),
         access=AccessTable(agent_side.GRANTS),
         authenticators={
             Authentication.ANONYMOUS: lambda _connection: Principal(name="anonymous", roles=frozenset()),
-            **side.authenticators[agent_side.LISTENER],
+            **side.authenticators[LISTENER],
         },
         clock=clock,
         statistics=CallStatistics(),

@@ -13,8 +13,9 @@ from typing import Any
 from support.proxies.pebble_lab import Pebble
 
 from fleetplane.domains.blueprint import run_both
-from fleetplane.domains.proxies.acme.assembly import AcmeOptions, CertificateSide, ZoneOptions
+from fleetplane.domains.proxies.acme.assembly import AcmeOptions, CertificateSide
 from fleetplane.domains.proxies.acme.controller import CertificateController
+from fleetplane.domains.proxies.acme.dns_provider import ZoneOptions
 from fleetplane.domains.proxies.acme.issuers import Issuer
 from fleetplane.domains.proxies.acme.orders import AuthorityOptions
 from fleetplane.domains.proxies.acme.renewal import RenewalPolicy

@@ -10,8 +10,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from fleetplane.domains.proxies.agent.assembly import Tuning
-from fleetplane.domains.proxies.agent.root import ProxyAgentSettings, run_proxy_agent
+from fleetplane.domains.proxies.agent.root import ProxyAgentSettings, Tuning, run_proxy_agent
 
 
 def main(server: str, folder: str, port: str, instead: str) -> None:

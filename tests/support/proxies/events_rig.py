@@ -23,8 +23,7 @@ from fleetplane.domains.proxies.kinds.records import (
 )
 from fleetplane.domains.proxies.kinds.values import OrganizationRole
 from fleetplane.domains.proxies.live.app import ProxyEventsApp
-from fleetplane.domains.proxies.live.events import ProxyEvent
-from fleetplane.domains.proxies.live.feed import event_ring
+from fleetplane.domains.proxies.live.events import ProxyEvent, event_ring
 from fleetplane.fleet.feeds.ring import RING_EVENTS, EventRing
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.errors import Unauthenticated

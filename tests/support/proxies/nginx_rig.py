@@ -19,13 +19,12 @@ from support.shared.free_ports import free_port
 
 from fleetplane.domains.proxies.agent.nginx import control
 from fleetplane.domains.proxies.agent.nginx.applier import VersionApplier
-from fleetplane.domains.proxies.agent.nginx.change_journal import VersionStatus
-from fleetplane.domains.proxies.agent.nginx.confirmation import NginxWorker
+from fleetplane.domains.proxies.agent.nginx.confinement import worker_user
+from fleetplane.domains.proxies.agent.nginx.confirmation import NginxWorker, VersionStatus
 from fleetplane.domains.proxies.agent.nginx.control import Nginx
 from fleetplane.domains.proxies.agent.nginx.processes import find_master, orphans
 from fleetplane.domains.proxies.agent.nginx.releases import StagedVersions
 from fleetplane.domains.proxies.agent.nginx.staging import StagingStep
-from fleetplane.domains.proxies.agent.nginx.workers import worker_user
 from fleetplane.domains.proxies.nginx.site import Binary, Paths, Site
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.kernel.clock import SystemClock

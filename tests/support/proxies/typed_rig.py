@@ -16,7 +16,7 @@ from support.shared.throwaway_ca import ThrowawayCa, key_pem
 
 from fleetplane.domains.proxies import wire
 from fleetplane.domains.proxies.agent.nginx.applier import VersionApplier
-from fleetplane.domains.proxies.agent.nginx.change_journal import VersionState
+from fleetplane.domains.proxies.agent.nginx.confirmation import VersionState
 from fleetplane.domains.proxies.kinds.records import (
     AccessListSpec,
     CertificatePart,

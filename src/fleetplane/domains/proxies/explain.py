@@ -21,7 +21,7 @@ from fleetplane.domains.proxies.kinds.records import (
     version_name,
 )
 from fleetplane.domains.proxies.kinds.values import AgentState, CertificateState, DeploymentState
-from fleetplane.domains.proxies.rest.gate import Gatekeeper
+from fleetplane.domains.proxies.rest.common import Gatekeeper
 from fleetplane.domains.proxies.rules.configuration import placed_otherwise
 from fleetplane.domains.proxies.rules.conflicts import targets
 from fleetplane.domains.proxies.rules.deployment import host_error

@@ -9,13 +9,13 @@ from prometheus_client.registry import Collector
 from fleetplane.domains.blueprint import Blueprint, Kernel, Service
 from fleetplane.domains.proxies.access import OPERATOR_ROLES, READ, grants
 from fleetplane.domains.proxies.acme.assembly import AcmeOptions, CertificateSide
-from fleetplane.domains.proxies.acme.shown_challenges import CHALLENGE
+from fleetplane.domains.proxies.acme.responder import CHALLENGE
 from fleetplane.domains.proxies.agents import assembly as agent_side
 from fleetplane.domains.proxies.agents.assembly import AgentSide
 from fleetplane.domains.proxies.agents.controller import AgentPolicy
-from fleetplane.domains.proxies.agents.metrics import ProxyCollector, TrafficCollector
+from fleetplane.domains.proxies.agents.identity import AUDIENCE
 from fleetplane.domains.proxies.agents.ports import NobodyThere, ReportedRecords
-from fleetplane.domains.proxies.agents.telemetry import AgentRecords
+from fleetplane.domains.proxies.agents.telemetry import AgentRecords, ProxyCollector, TrafficCollector
 from fleetplane.domains.proxies.desired.writers import DESIRED, WRITERS
 from fleetplane.domains.proxies.explain import (
     AgentExplainer,
@@ -26,10 +26,8 @@ from fleetplane.domains.proxies.explain import (
 from fleetplane.domains.proxies.kinds.records import KINDS
 from fleetplane.domains.proxies.live import app as event_app
 from fleetplane.domains.proxies.live.app import ProxyEventsApp
-from fleetplane.domains.proxies.live.events import ProxyEvent
-from fleetplane.domains.proxies.live.feed import event_ring
+from fleetplane.domains.proxies.live.events import ProxyEvent, event_ring
 from fleetplane.domains.proxies.live.subscriptions import EventLimits
-from fleetplane.domains.proxies.releases import AUDIENCE
 from fleetplane.domains.proxies.resources import RESOURCES
 from fleetplane.domains.proxies.rest.assembly import ProxyRest, RestOptions
 from fleetplane.domains.proxies.rollout import WorkspaceConfiguration, is_held

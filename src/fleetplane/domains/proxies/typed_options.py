@@ -1,8 +1,8 @@
-"""Further options of virtual hosts, locations and upstreams, in groups. Shape only, as `values`.
+"""Options of virtual hosts, locations, upstreams and streams, in groups. Shape only, as `values`.
 
 A group that callers did not name is `UNSET`: it is neither stored nor answered nor sent, so what was there
 before these options existed keeps its bytes. An agent reads the same structs, with `forbid_unknown_fields`:
-what it does not know it refuses, since an option may be what keeps strangers out.
+it refuses a field that it does not know, since an option may be what keeps strangers out.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from fleetplane.domains.proxies.value import Value
+
+class Value(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A misspelt field must not pass for one that was set."""
+
 
 YEAR_SECONDS = 31_536_000
 
@@ -407,3 +410,53 @@ def location_options(text: str) -> LocationOptions:
 
 def upstream_options(text: str) -> UpstreamOptions:
     return msgspec.json.decode(text, type=UpstreamOptions) if text else NO_UPSTREAM_OPTIONS
+
+
+StreamProtocol = Literal["tcp", "udp"]
+
+
+class StreamRoute(Value, frozen=True):
+    """Where connections go whose TLS handshake asks for one of these names."""
+
+    names: tuple[str, ...]
+    """Such as `a.example.com`, `*.example.com`, or `.example.com` for both it and what is below it."""
+    upstream_id: str
+
+
+class StreamLimits(Value, frozen=True):
+    connections: int | UnsetType = UNSET
+    """At once from one address."""
+    download_bytes_per_second: int | UnsetType = UNSET
+    """Of one connection, to the client."""
+    upload_bytes_per_second: int | UnsetType = UNSET
+
+
+class StreamTimeouts(Value, frozen=True):
+    """Seconds."""
+
+    connect: int | UnsetType = UNSET
+    """Until a server of the upstream has accepted the connection."""
+    idle: int | UnsetType = UNSET
+    """Between two reads or writes; then the connection, or the session of datagrams, ends."""
+
+
+class SentStream(Value, frozen=True):
+    """A stream as it is sent to agents."""
+
+    name: str
+    listen_port: int
+    protocol: StreamProtocol = "tcp"
+    upstream_id: str | UnsetType = UNSET
+    """Where everything goes that no route names."""
+    routes: tuple[StreamRoute, ...] | UnsetType = UNSET
+    send_proxy_protocol: bool | UnsetType = UNSET
+    rules: tuple[AccessRule, ...] | UnsetType = UNSET
+    limits: StreamLimits | UnsetType = UNSET
+    timeouts: StreamTimeouts | UnsetType = UNSET
+    responses: int | UnsetType = UNSET
+    log: bool | UnsetType = UNSET
+
+
+def stream_options(text: str) -> SentStream:
+    """Read what was sent; raises `msgspec.ValidationError` for what this program does not know."""
+    return msgspec.json.decode(text, type=SentStream)

@@ -39,11 +39,11 @@ from fleetplane.domains.proxies.kinds.values import (
     UpstreamServer,
 )
 from fleetplane.domains.proxies.rules.configuration import AgentConfig
-from fleetplane.domains.proxies.stream_options import SentStream
 from fleetplane.domains.proxies.typed_options import (
     Access,
     HostOptions,
     LocationOptions,
+    SentStream,
     ServerOptions,
     UpstreamOptions,
 )

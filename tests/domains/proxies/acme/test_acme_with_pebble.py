@@ -12,8 +12,8 @@ from support.proxies.dns_doubles import ZoneFile, powerdns
 from support.proxies.pebble_lab import Pebble, pebble
 from support.shared.free_ports import free_port
 
-from fleetplane.domains.proxies.acme.account import AccountVault, AcmeAccount
-from fleetplane.domains.proxies.acme.assembly import ZoneOptions
+from fleetplane.domains.proxies.acme.dns_provider import ZoneOptions
+from fleetplane.domains.proxies.acme.issuers import AccountVault, AcmeAccount
 from fleetplane.domains.proxies.kinds.records import CertificateSpec, CertificateStatus, organization_of
 from fleetplane.domains.proxies.kinds.values import CertificateState, RevocationReason
 from fleetplane.web.rest.problems import Rejected

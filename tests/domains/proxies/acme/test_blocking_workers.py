@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.instances.certificates_rig import until
 
-from fleetplane.domains.proxies.acme.errors import IssuanceFailed
+from fleetplane.domains.proxies.acme.orders import IssuanceFailed
 from fleetplane.domains.proxies.acme.workers import AcmeWorkers
 
 

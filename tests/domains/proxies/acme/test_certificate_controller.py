@@ -9,8 +9,8 @@ import pytest
 from support.instances.certificates_rig import BOSS, Desk, controlled, desk, until
 
 from fleetplane.domains.proxies.acme.controller import CertificateController
-from fleetplane.domains.proxies.acme.errors import IssuanceFailed
 from fleetplane.domains.proxies.acme.issuers import SelfSigned, Suggestion
+from fleetplane.domains.proxies.acme.orders import IssuanceFailed
 from fleetplane.domains.proxies.acme.renewal import DAY_NS, HOUR_NS
 from fleetplane.domains.proxies.kinds.records import CERTIFICATE
 from fleetplane.domains.proxies.kinds.values import CertificateState

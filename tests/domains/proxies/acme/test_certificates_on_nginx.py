@@ -20,8 +20,8 @@ from support.proxies.pebble_lab import Pebble
 from support.shared.free_ports import free_port
 
 from fleetplane.domains.proxies.acme.assembly import AcmeOptions, CertificateSide
-from fleetplane.domains.proxies.agent.assembly import Tuning, assemble
-from fleetplane.domains.proxies.agent.server_address import ServerAddress
+from fleetplane.domains.proxies.agent.enrolment import ServerAddress
+from fleetplane.domains.proxies.agent.root import Tuning, assemble
 from fleetplane.domains.proxies.kinds.records import (
     CERTIFICATE,
     Certificate,

@@ -7,10 +7,14 @@ import pytest
 from support.proxies.dns_doubles import PlainDns, ZoneFile, powerdns
 from support.proxies.pebble_lab import Pebble
 
-from fleetplane.domains.proxies.acme.dns.lexicon import LexiconDns, known_provider
-from fleetplane.domains.proxies.acme.dns.propagation import Propagation
-from fleetplane.domains.proxies.acme.dns.provider import DnsProvider, DnsZones
-from fleetplane.domains.proxies.acme.errors import IssuanceFailed
+from fleetplane.domains.proxies.acme.dns_provider import (
+    DnsProvider,
+    DnsZones,
+    LexiconDns,
+    Propagation,
+    known_provider,
+)
+from fleetplane.domains.proxies.acme.orders import IssuanceFailed
 from fleetplane.domains.proxies.acme.workers import AcmeWorkers
 from fleetplane.kernel.clock import SystemClock
 

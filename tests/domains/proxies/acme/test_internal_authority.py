@@ -21,8 +21,8 @@ from support.instances.certificates_rig import BOSS, Desk, desk
 
 from fleetplane.domains.blueprint import run_both
 from fleetplane.domains.proxies.acme.assembly import AcmeOptions, CertificateSide
-from fleetplane.domains.proxies.acme.errors import IssuanceFailed
 from fleetplane.domains.proxies.acme.internal import InternalAuthority, is_internal, suffix_faults
+from fleetplane.domains.proxies.acme.orders import IssuanceFailed
 from fleetplane.domains.proxies.kinds.records import CERTIFICATE, CertificateSpec
 from fleetplane.domains.proxies.kinds.values import CertificateState as S
 from fleetplane.web.rest.problems import Rejected

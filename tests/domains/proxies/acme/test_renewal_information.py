@@ -15,9 +15,9 @@ from cryptography import x509
 from support.instances.certificates_rig import Desk, desk, side, until
 from support.proxies.pebble_lab import Pebble
 
-from fleetplane.domains.proxies.acme.account import AccountVault
 from fleetplane.domains.proxies.acme.authority import AcmeConversation, explained
-from fleetplane.domains.proxies.acme.errors import IssuanceFailed
+from fleetplane.domains.proxies.acme.issuers import AccountVault
+from fleetplane.domains.proxies.acme.orders import IssuanceFailed
 from fleetplane.domains.proxies.acme.renewal import RenewalPolicy
 from fleetplane.domains.proxies.kinds.records import Certificate, CertificateStatus, organization_of
 from fleetplane.domains.proxies.kinds.values import CertificateState

@@ -13,7 +13,7 @@ from support.proxies.proxy_api import rest_api
 
 from fleetplane.domains.blueprint import run_both
 from fleetplane.domains.proxies.acme.assembly import AcmeOptions, CertificateSide
-from fleetplane.domains.proxies.acme.errors import IssuanceFailed
+from fleetplane.domains.proxies.acme.orders import IssuanceFailed
 from fleetplane.domains.proxies.kinds.values import CertificateState as S
 from fleetplane.domains.proxies.serving.dns_zones import DnsZoneRecords
 from fleetplane.web.rest.problems import Rejected

@@ -5,8 +5,7 @@ from typing import cast
 
 import pytest
 
-from fleetplane.domains.proxies.acme.dns.provider import DnsProvider, DnsZones
-from fleetplane.domains.proxies.acme.dns.zone_file import read_zones
+from fleetplane.domains.proxies.acme.dns_provider import DnsProvider, DnsZones, read_zones
 from fleetplane.kernel.errors import SettingsError
 
 

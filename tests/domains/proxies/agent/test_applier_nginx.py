@@ -22,9 +22,9 @@ from support.proxies.nginx_rig import NGINX, Rig, host, saying
 from support.shared.free_ports import free_port
 from support.shared.throwaway_ca import ThrowawayCa
 
-from fleetplane.domains.proxies.agent.nginx import change_journal as journals
+from fleetplane.domains.proxies.agent.nginx import confirmation as journals
 from fleetplane.domains.proxies.agent.nginx.applier import VersionApplier
-from fleetplane.domains.proxies.agent.nginx.change_journal import ChangePhase, VersionState
+from fleetplane.domains.proxies.agent.nginx.confirmation import ChangePhase, VersionState
 from fleetplane.domains.proxies.agent.nginx.staging import StagingStep
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 

@@ -6,7 +6,7 @@ import json
 
 import msgspec
 
-from fleetplane.domains.proxies.agent.reports.log_lines import (
+from fleetplane.domains.proxies.agent.log_shipping import (
     LoggedTraffic,
     access_entry,
     entry_id,

@@ -21,15 +21,14 @@ from support.proxies.proxy_server_double import AGENT_ID, TOKEN, ProxyServerDoub
 from support.shared.free_ports import free_port
 
 from fleetplane.domains.proxies.agent.agent import ProxyAgent, ProxyAgentPolicy
-from fleetplane.domains.proxies.agent.assembly import Tuning, assemble
-from fleetplane.domains.proxies.agent.credential import CredentialFile
-from fleetplane.domains.proxies.agent.nginx import change_journal as journals
-from fleetplane.domains.proxies.agent.nginx.change_journal import ChangePhase
+from fleetplane.domains.proxies.agent.enrolment import CredentialFile, ServerAddress
+from fleetplane.domains.proxies.agent.log_shipping import ShippingPolicy
+from fleetplane.domains.proxies.agent.nginx import confirmation as journals
 from fleetplane.domains.proxies.agent.nginx.confinement import Confinement
+from fleetplane.domains.proxies.agent.nginx.confirmation import ChangePhase
 from fleetplane.domains.proxies.agent.nginx.staging import StagingStep
-from fleetplane.domains.proxies.agent.reports.log_shipping import ShippingPolicy
-from fleetplane.domains.proxies.agent.reports.prober import ProberPolicy
-from fleetplane.domains.proxies.agent.server_address import ServerAddress
+from fleetplane.domains.proxies.agent.prober import ProberPolicy
+from fleetplane.domains.proxies.agent.root import Tuning, assemble
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.kernel.backoff import Backoff
 from fleetplane.kernel.clock import SystemClock

@@ -18,11 +18,15 @@ import structlog
 from fleetplane.domains.proxies.agent import agent as agents
 from fleetplane.domains.proxies.agent.agent import ProxyAgent, ProxyAgentPolicy
 from fleetplane.domains.proxies.agent.commands import REMEMBERED, WAITING_LIMIT, CommandHandler
-from fleetplane.domains.proxies.agent.credential import Credential, CredentialFile
+from fleetplane.domains.proxies.agent.enrolment import Credential, CredentialFile
 from fleetplane.domains.proxies.agent.nginx import processes
 from fleetplane.domains.proxies.agent.nginx.applier import ApplyOutcome, VersionApplier
-from fleetplane.domains.proxies.agent.nginx.change_journal import VersionState, VersionStatus
-from fleetplane.domains.proxies.agent.nginx.confirmation import Confirmed, NginxWorker
+from fleetplane.domains.proxies.agent.nginx.confirmation import (
+    Confirmed,
+    NginxWorker,
+    VersionState,
+    VersionStatus,
+)
 from fleetplane.domains.proxies.agent.nginx.control import Nginx
 from fleetplane.domains.proxies.agent.nginx.processes import Master
 from fleetplane.domains.proxies.agent.observing.takeover import Takeover, TakeoverPhase
@@ -218,7 +222,7 @@ async def test_a_certificate_that_is_renewed_while_the_old_one_registers_is_kept
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     HeldSession.go = asyncio.Event()
-    monkeypatch.setattr(agents, "Session", HeldSession)
+    monkeypatch.setattr(agents, "ProxySession", HeldSession)
     agent = make(tmp_path)
     agent._credential = agent._shown = OLD
     serving = asyncio.create_task(agent._serve(ConnectionAttempt(SystemClock())))

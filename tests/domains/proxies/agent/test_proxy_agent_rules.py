@@ -9,29 +9,26 @@ import grpc
 import grpc.aio
 import pytest
 
+from fleetplane.domains.proxies.agent.enrolment import TokenSuperseded, translated
 from fleetplane.domains.proxies.agent.nginx import confirmation
-from fleetplane.domains.proxies.agent.nginx.change_journal import (
+from fleetplane.domains.proxies.agent.nginx.confirmation import (
     TABLE,
     ChangeJournal,
     ChangePhase,
+    Confirmed,
     JournalEvent,
+    NginxWorker,
     VersionState,
     VersionStatus,
-)
-from fleetplane.domains.proxies.agent.nginx.confirmation import (
-    Confirmed,
-    NginxWorker,
     VersionTrial,
     WorkerLook,
 )
-from fleetplane.domains.proxies.agent.nginx.stub_status import StubStatus, parse_stub_status
-from fleetplane.domains.proxies.agent.outbox import ProxyOutbox, receipt_of
-from fleetplane.domains.proxies.agent.reports.alerts import UsageAlerts, expiring
-from fleetplane.domains.proxies.agent.reports.upstream_health import Verdicts, probes
-from fleetplane.domains.proxies.agent.server_address import TokenSuperseded, translated
-from fleetplane.domains.proxies.agent.updates import Updates
-from fleetplane.domains.proxies.nginx.foreign import foreign_fault, text_to_test
+from fleetplane.domains.proxies.agent.nginx.http_get import StubStatus, parse_stub_status
+from fleetplane.domains.proxies.agent.observer import UsageAlerts, expiring
+from fleetplane.domains.proxies.agent.outbox import ProxyOutbox, Updates, receipt_of
+from fleetplane.domains.proxies.agent.prober import Verdicts, probes
 from fleetplane.domains.proxies.nginx.paths import ANYWHERE
+from fleetplane.domains.proxies.nginx.reading import foreign_fault, text_to_test
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.kernel.errors import IntegrityError
 from fleetplane.node.link import LinkLost, ServerRefused

@@ -14,13 +14,12 @@ from support.proxies.nginx_rig import Rig, host, state_folder
 from support.shared.free_ports import free_port
 
 from fleetplane.domains.proxies.agent.nginx.applier import VersionApplier
-from fleetplane.domains.proxies.agent.nginx.change_journal import VersionState
+from fleetplane.domains.proxies.agent.nginx.confirmation import VersionState
 from fleetplane.domains.proxies.agent.nginx.http_get import get_unix
 from fleetplane.domains.proxies.nginx import judging
-from fleetplane.domains.proxies.nginx.blocks import Directive
-from fleetplane.domains.proxies.nginx.checksum import checksum
+from fleetplane.domains.proxies.nginx.blocks import Directive, Unrenderable, argument, split_arguments
 from fleetplane.domains.proxies.nginx.paths import ANYWHERE
-from fleetplane.domains.proxies.nginx.quoting import Unrenderable, argument, split_arguments
+from fleetplane.domains.proxies.nginx.rendering import checksum
 from fleetplane.domains.proxies.nginx.table import DirectiveContext
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 

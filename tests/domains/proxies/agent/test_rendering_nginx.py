@@ -16,10 +16,10 @@ from support.shared.free_ports import free_port
 from support.shared.throwaway_ca import ThrowawayCa
 
 from fleetplane.domains.proxies import wire
-from fleetplane.domains.proxies.agent.nginx.change_journal import VersionState
+from fleetplane.domains.proxies.agent.nginx.confirmation import VersionState
 from fleetplane.domains.proxies.kinds.records import VirtualHostSpec
 from fleetplane.domains.proxies.kinds.values import Location
-from fleetplane.domains.proxies.nginx.quoting import Unrenderable
+from fleetplane.domains.proxies.nginx.blocks import Unrenderable
 from fleetplane.domains.proxies.nginx.rendering import render
 from fleetplane.domains.proxies.nginx.site import Binary, Paths, Site
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb

@@ -15,12 +15,11 @@ from hypothesis import strategies as st
 from support.proxies.nginx_rig import Rig, backend, host, saying, upstream
 from support.shared.free_ports import free_port
 
-from fleetplane.domains.proxies.agent.nginx import change_journal as journals
+from fleetplane.domains.proxies.agent.nginx import confirmation as journals
 from fleetplane.domains.proxies.agent.nginx import parts
 from fleetplane.domains.proxies.agent.nginx.applier import VersionApplier
-from fleetplane.domains.proxies.agent.nginx.change_journal import ChangeJournal, VersionState
-from fleetplane.domains.proxies.nginx.checksum import checksum
-from fleetplane.domains.proxies.nginx.rendering import render
+from fleetplane.domains.proxies.agent.nginx.confirmation import ChangeJournal, VersionState
+from fleetplane.domains.proxies.nginx.rendering import checksum, render
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 
 

@@ -23,7 +23,7 @@ from support.shared.throwaway_ca import ThrowawayCa
 
 from fleetplane.domains.proxies.agent.nginx import processes
 from fleetplane.domains.proxies.agent.nginx.applier import ApplyOutcome, VersionApplier
-from fleetplane.domains.proxies.agent.nginx.change_journal import VersionState
+from fleetplane.domains.proxies.agent.nginx.confirmation import VersionState
 from fleetplane.domains.proxies.agent.observing import takeover as takeovers
 from fleetplane.domains.proxies.agent.observing.observed import ObservedNginx
 from fleetplane.domains.proxies.agent.observing.origin import arguments_of

@@ -13,12 +13,10 @@ from support.shared.virtual_loop import run
 from support.shared.virtual_servers import virtual_servers
 
 from fleetplane.domains.proxies import wire
-from fleetplane.domains.proxies.acme.account import AccountVault, AcmeAccount
-from fleetplane.domains.proxies.acme.responder import ChallengeBoard
-from fleetplane.domains.proxies.acme.shown_challenges import CHALLENGE, ShownChallenges
-from fleetplane.domains.proxies.agents import answers
-from fleetplane.domains.proxies.agents.answers import CommandAnswers
-from fleetplane.domains.proxies.agents.commands import AgentCommander
+from fleetplane.domains.proxies.acme.issuers import AccountVault, AcmeAccount
+from fleetplane.domains.proxies.acme.responder import CHALLENGE, ChallengeBoard, ShownChallenges
+from fleetplane.domains.proxies.agents import commands
+from fleetplane.domains.proxies.agents.commands import AgentCommander, CommandAnswers
 from fleetplane.domains.proxies.agents.live import CHANNEL, AgentPresences, AgentStanding, LiveAgent
 from fleetplane.domains.proxies.agents.ports import AgentVerb
 from fleetplane.domains.proxies.agents.records import AgentRoster
@@ -141,7 +139,7 @@ def test_what_an_agent_shows_is_given_once_and_only_sealed() -> None:
             CommandAnswers(store, store.clock, MasterKey(b"k" * 32, store.clock)) for store in (one, two)
         )
         await there.pass_on(asked, "server { }")
-        (name,) = await one.secret_names(answers.PREFIX)
+        (name,) = await one.secret_names(commands.PREFIX)
         sealed = await one.get_secret(name)
         assert sealed is not None
         assert b"server" not in sealed
@@ -150,10 +148,10 @@ def test_what_an_agent_shows_is_given_once_and_only_sealed() -> None:
         # What nobody came for is deleted.
         await there.pass_on(asked, "left behind")
         await here._sweep()
-        assert await one.secret_names(answers.PREFIX)
-        await asyncio.sleep(answers.KEEP_SECONDS + 1)
+        assert await one.secret_names(commands.PREFIX)
+        await asyncio.sleep(commands.KEEP_SECONDS + 1)
         await here._sweep()
-        assert not await one.secret_names(answers.PREFIX)
+        assert not await one.secret_names(commands.PREFIX)
 
     _both(work)
 
@@ -191,12 +189,12 @@ def test_nobody_but_the_agent_that_was_asked_shows_something_and_only_until_it_h
                 agent="b", session=cast("Any", None), since_ns=1, heard_ns=1, record=agent, place=place
             )
             await commander.answered(neighbour, said)
-            assert not await two.secret_names(answers.PREFIX)
+            assert not await two.secret_names(commands.PREFIX)
             await commander.answered(_live(agent, place), said)
-            (name,) = await two.secret_names(answers.PREFIX)
+            (name,) = await two.secret_names(commands.PREFIX)
             await two.delete_secret(name)
             await commander.answered(_live(agent, place), said)
-            assert not await two.secret_names(answers.PREFIX)
+            assert not await two.secret_names(commands.PREFIX)
 
     _both(work)
 

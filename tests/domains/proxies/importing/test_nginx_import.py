@@ -33,7 +33,7 @@ from fleetplane.domains.proxies.rules import validation as rules
 from fleetplane.domains.proxies.rules.conflicts import WorkspaceSurroundings
 from fleetplane.domains.proxies.rules.streams import stream_problems
 from fleetplane.domains.proxies.serving.bundles import Bundle, pointing, streaming
-from fleetplane.domains.proxies.stream_options import StreamLimits
+from fleetplane.domains.proxies.typed_options import StreamLimits
 from fleetplane.kernel.errors import InvalidArgument
 
 CONFIGS = Path(__file__).parent / "configs"

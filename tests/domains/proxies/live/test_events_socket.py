@@ -15,7 +15,7 @@ from support.proxies.events_rig import EventsRig, Listener, events_rig
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from fleetplane.domains.proxies.kinds.records import VIRTUAL_HOST, VirtualHostSpec
-from fleetplane.domains.proxies.live.socket import EventSocket
+from fleetplane.domains.proxies.live.app import EventSocket
 from fleetplane.domains.proxies.live.subscriptions import EventLimits
 from fleetplane.fleet.feeds.ring import WHOLE
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb

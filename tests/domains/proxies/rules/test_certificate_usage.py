@@ -13,7 +13,7 @@ from fleetplane.domains.proxies.kinds.records import (
     VirtualHostSpec,
 )
 from fleetplane.domains.proxies.rules import configuration
-from fleetplane.domains.proxies.rules.usage import Named, certificate_use
+from fleetplane.domains.proxies.rules.configuration import Named, certificate_use
 
 
 def host(name: str, **given: Any) -> VirtualHostSpec:

@@ -16,7 +16,7 @@ from support.proxies.stream_backends import datagram, datagram_server, free_data
 from support.proxies.typed_rig import Site, typed_site
 from support.shared.free_ports import free_port
 
-from fleetplane.domains.proxies.agent.reports.log_lines import LoggedTraffic, access_entry, parse_request
+from fleetplane.domains.proxies.agent.log_shipping import LoggedTraffic, access_entry, parse_request
 from fleetplane.domains.proxies.kinds.records import StreamSpec, UpstreamSpec, VirtualHostSpec
 
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from support.proxies.proxy_agents import reporting_agent
 
-from fleetplane.domains.proxies.agent.reports.log_lines import AccessLogLine, access_batch, error_entries
+from fleetplane.domains.proxies.agent.log_shipping import AccessLogLine, access_batch, error_entries
 from fleetplane.domains.proxies.traffic.fields import FIELDS, PLACE
 from fleetplane.domains.proxies.traffic.lines import BATCH_LIMIT, access_entry, lines_of
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb

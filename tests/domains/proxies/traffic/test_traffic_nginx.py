@@ -12,12 +12,11 @@ from support.proxies.proxy_server_double import until
 from support.proxies.typed_rig import Site, typed_site
 from support.shared.free_ports import free_port
 
-from fleetplane.domains.proxies.agent.reports.log_lines import access_batch, parse_request, requests_of
+from fleetplane.domains.proxies.agent.log_shipping import access_batch, parse_request, requests_of
 from fleetplane.domains.proxies.agents.telemetry import AgentRecords
 from fleetplane.domains.proxies.kinds.records import AGENT, Agent, AgentSpec, UpstreamSpec, VirtualHostSpec
-from fleetplane.domains.proxies.rest.traffic import figures
-from fleetplane.domains.proxies.traffic.report import TrafficReport
-from fleetplane.domains.proxies.traffic.summary import ERROR, PERCENTILES, TrafficPlace
+from fleetplane.domains.proxies.rest.telemetry import figures
+from fleetplane.domains.proxies.traffic.summary import ERROR, PERCENTILES, TrafficPlace, TrafficReport
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.telemetry import Telemetry
 from fleetplane.kernel.values.times import NS

@@ -16,12 +16,10 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from support.shared.telemetry_place import TelemetryPlace
 
-from fleetplane.domains.proxies.agents.metrics import TrafficCollector
-from fleetplane.domains.proxies.agents.telemetry import AgentRecords
+from fleetplane.domains.proxies.agents.telemetry import AgentRecords, TrafficCollector
 from fleetplane.domains.proxies.kinds.records import Agent, AgentSpec
-from fleetplane.domains.proxies.rest.traffic import figures, step_of
+from fleetplane.domains.proxies.rest.telemetry import figures, step_of
 from fleetplane.domains.proxies.traffic.fields import Row, row_of
-from fleetplane.domains.proxies.traffic.report import report
 from fleetplane.domains.proxies.traffic.summary import (
     BYTES_MOST,
     ERROR,
@@ -31,6 +29,7 @@ from fleetplane.domains.proxies.traffic.summary import (
     Frequent,
     TrafficPlace,
     TrafficSummary,
+    report,
 )
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.kernel.telemetry import Telemetry

@@ -17,7 +17,7 @@ from fleetplane.domains.proxies.kinds.records import (
     PartSpec,
     VirtualHostSpec,
 )
-from fleetplane.domains.proxies.nginx.quoting import Unrenderable
+from fleetplane.domains.proxies.nginx.blocks import Unrenderable
 from fleetplane.domains.proxies.nginx.rendering import render
 from fleetplane.domains.proxies.nginx.site import Binary, Paths, Site
 from fleetplane.domains.proxies.rules import configuration, reach

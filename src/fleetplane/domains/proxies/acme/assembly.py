@@ -10,23 +10,26 @@ from functools import partial
 
 import structlog
 
-from fleetplane.domains.proxies.acme.account import AccountVault
 from fleetplane.domains.proxies.acme.controller import CertificateController
-from fleetplane.domains.proxies.acme.dns.lexicon import LexiconDns
-from fleetplane.domains.proxies.acme.dns.propagation import Propagation, Server
-from fleetplane.domains.proxies.acme.dns.provider import DnsProvider, DnsZones
+from fleetplane.domains.proxies.acme.dns_provider import (
+    DnsProvider,
+    DnsZones,
+    LexiconDns,
+    Propagation,
+    Server,
+    ZoneOptions,
+)
 from fleetplane.domains.proxies.acme.internal import InternalAuthority
-from fleetplane.domains.proxies.acme.issuers import AcmeIssuer, Issuer, SelfSigned
+from fleetplane.domains.proxies.acme.issuers import AccountVault, AcmeIssuer, Issuer, SelfSigned
 from fleetplane.domains.proxies.acme.orders import AuthorityOptions
 from fleetplane.domains.proxies.acme.renewal import RenewalPolicy
-from fleetplane.domains.proxies.acme.responder import ChallengeBoard
-from fleetplane.domains.proxies.acme.shown_challenges import ShownChallenges
+from fleetplane.domains.proxies.acme.responder import ChallengeBoard, ShownChallenges
 from fleetplane.domains.proxies.acme.workers import AcmeWorkers
 from fleetplane.domains.proxies.kinds.records import Certificate
 from fleetplane.domains.proxies.kinds.values import RevocationReason
-from fleetplane.domains.proxies.serving.binding import LETS_ENCRYPT
 from fleetplane.domains.proxies.serving.certificates import (
     INTERNAL,
+    LETS_ENCRYPT,
     SELF_SIGNED,
     Certificates,
     OfferedIssuers,
@@ -56,16 +59,6 @@ IDLE_SECONDS = 30.0
 """A challenge is one request; nobody has a reason to stay."""
 GRACE_SECONDS = 1.0
 """An answer takes milliseconds."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ZoneOptions:
-    """One zone at one DNS provider; `options` are dns-lexicon's for it, such as `auth_token`."""
-
-    provider: str
-    options: Mapping[str, str] = field(default_factory=dict, repr=False)
-    workspaces: frozenset[str] | None = None
-    """Whose names it proves; None for everyone's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

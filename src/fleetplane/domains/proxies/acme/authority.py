@@ -20,8 +20,13 @@ from cryptography.hazmat.primitives import serialization
 from josepy.jwa import ES256
 from josepy.jwk import JWKEC
 
-from fleetplane.domains.proxies.acme.errors import IssuanceFailed
-from fleetplane.domains.proxies.acme.orders import AccountUnknown, AuthorityOptions, ChallengeMethod, Proof
+from fleetplane.domains.proxies.acme.orders import (
+    AccountUnknown,
+    AuthorityOptions,
+    ChallengeMethod,
+    IssuanceFailed,
+    Proof,
+)
 
 REQUEST_SECONDS = 15
 NONCE_TRIES = 4

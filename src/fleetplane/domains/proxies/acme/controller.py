@@ -14,9 +14,8 @@ import msgspec
 import structlog
 
 from fleetplane.domains.proxies.acme import renewal
-from fleetplane.domains.proxies.acme.account import ACTOR
-from fleetplane.domains.proxies.acme.errors import TEXT_LIMIT, IssuanceFailed
 from fleetplane.domains.proxies.acme.issuers import Issuer, Suggestion
+from fleetplane.domains.proxies.acme.orders import ACTOR, TEXT_LIMIT, IssuanceFailed
 from fleetplane.domains.proxies.acme.renewal import Alarm, Decision, IssueNow, RenewalPolicy, Rest
 from fleetplane.domains.proxies.kinds.records import (
     CERTIFICATE,
@@ -26,7 +25,7 @@ from fleetplane.domains.proxies.kinds.records import (
     CertificateStatus,
 )
 from fleetplane.domains.proxies.kinds.values import CertificateState
-from fleetplane.domains.proxies.serving import binding
+from fleetplane.domains.proxies.serving import certificates as binding
 from fleetplane.domains.proxies.serving.certificates import Certificates
 from fleetplane.domains.proxies.serving.workspaces import Workspaces
 from fleetplane.fleet import freeze as freezing

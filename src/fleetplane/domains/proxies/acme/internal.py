@@ -22,11 +22,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fleetplane.domains.proxies.acme.account import ACTOR, new_key
-from fleetplane.domains.proxies.acme.errors import IssuanceFailed
+from fleetplane.domains.proxies.acme.issuers import new_key
+from fleetplane.domains.proxies.acme.orders import ACTOR, IssuanceFailed
 from fleetplane.domains.proxies.kinds.records import organization_of
-from fleetplane.domains.proxies.serving.binding import names_for
-from fleetplane.domains.proxies.serving.certificates import Material, material
+from fleetplane.domains.proxies.serving.certificates import Material, material, names_for
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.identity import MasterKey
 from fleetplane.kernel.identity.master_key import SealedSecret

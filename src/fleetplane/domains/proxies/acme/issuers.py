@@ -1,34 +1,100 @@
-"""Issuers of certificates: the ACME authority, or self-signed ones for development."""
+"""Issuers of certificates (ACME authorities, and self-signed for development) and the accounts they use.
+
+An ACME account belongs to one directory and one organisation; its key is sealed under the master key. An
+authority remembers by account which domains were proved, so organisations never share an account.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
 import structlog
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fleetplane.domains.proxies.acme.account import AccountVault, AcmeAccount, new_key
-from fleetplane.domains.proxies.acme.dns.propagation import Propagation
-from fleetplane.domains.proxies.acme.dns.provider import DnsProvider, DnsZones
-from fleetplane.domains.proxies.acme.errors import IssuanceFailed
-from fleetplane.domains.proxies.acme.orders import AccountUnknown, AuthorityOptions, ChallengeMethod, Proof
+from fleetplane.domains.proxies.acme.dns_provider import DnsProvider, DnsZones, Propagation
+from fleetplane.domains.proxies.acme.orders import (
+    ACTOR,
+    AccountUnknown,
+    AuthorityOptions,
+    ChallengeMethod,
+    IssuanceFailed,
+    Proof,
+)
 from fleetplane.domains.proxies.acme.responder import ChallengeBoard
 from fleetplane.domains.proxies.acme.workers import AcmeWorkers
 from fleetplane.domains.proxies.kinds.records import organization_of, workspace_of
-from fleetplane.domains.proxies.serving.binding import names_for
-from fleetplane.domains.proxies.serving.certificates import Material, material
+from fleetplane.domains.proxies.serving.certificates import Material, material, names_for
 from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.identity import MasterKey
+from fleetplane.kernel.identity.sealed_secret import ReplacedMeanwhile, SealedSecret
+from fleetplane.kernel.store import Store
 
 if TYPE_CHECKING:
     from fleetplane.domains.proxies.acme.authority import AcmeConversation
+
+
+class AcmeAccount(msgspec.Struct, frozen=True, kw_only=True):
+    key_pem: bytes
+    uri: str = ""
+    """Where the authority keeps it; empty before it has been registered."""
+
+
+class AccountVault:
+    def __init__(self, store: Store, master: MasterKey) -> None:
+        self._store = store
+        self._master = master
+
+    async def load_or_create(self, directory_url: str, organization: str) -> AcmeAccount:
+        """A new key is kept before it is used: an account whose key is lost cannot revoke anything.
+
+        Of servers that make one at the same time, all have the one that was kept first.
+        """
+
+        async def make() -> bytes:
+            return msgspec.msgpack.encode(AcmeAccount(key_pem=new_key()))
+
+        kept = await self._kept(_secret(directory_url, organization)).read_or_make(make, actor=ACTOR)
+        return msgspec.msgpack.decode(kept.content, type=AcmeAccount)
+
+    async def shared(self, directory_url: str) -> AcmeAccount | None:
+        """The account that all organisations had before 0.2. Good for revoking what it issued, no more."""
+        found = await self._kept(_shared_secret(directory_url)).read()
+        return None if found is None else msgspec.msgpack.decode(found.content, type=AcmeAccount)
+
+    async def save(self, directory_url: str, organization: str, account: AcmeAccount) -> None:
+        """Whoever else saves it meanwhile has registered the same key: either address of it will do."""
+        kept = self._kept(_secret(directory_url, organization))
+        with suppress(ReplacedMeanwhile):
+            await kept.replace(msgspec.msgpack.encode(account), version=kept.version, actor=ACTOR)
+
+    def _kept(self, name: str) -> SealedSecret:
+        return SealedSecret(self._store, self._master, name=name)
+
+
+def _secret(directory_url: str, organization: str) -> str:
+    return f"{_shared_secret(directory_url)}/{organization}"
+
+
+def _shared_secret(directory_url: str) -> str:
+    return f"proxies/acme/account/{hashlib.sha256(directory_url.encode()).hexdigest()[:32]}"
+
+
+def new_key() -> bytes:
+    """ECDSA P-256, in PEM."""
+    return ec.generate_private_key(ec.SECP256R1()).private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
 
 log = structlog.get_logger(__name__)
 

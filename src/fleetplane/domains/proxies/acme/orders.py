@@ -1,7 +1,6 @@
-"""What an order is made of: who is asked, what has to be proved, and how.
+"""The parts of a certificate order: the authority's options, the challenges, and `IssuanceFailed`.
 
-Apart from the conversation itself, whose libraries take a while to load and are loaded with the
-first order only.
+The conversation with the authority is in `authority`, whose libraries are loaded for the first order.
 """
 
 from __future__ import annotations
@@ -10,7 +9,23 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from fleetplane.domains.proxies.acme.errors import IssuanceFailed
+from fleetplane.kernel.errors import FailedPrecondition
+
+TEXT_LIMIT = 1000
+"""Characters kept of an authority's explanation: enough for its type, its detail and the address it tried."""
+
+
+ACTOR = "system/acme"
+
+
+class IssuanceFailed(FailedPrecondition):
+    """Issuance failed; the message is the issuer's reason."""
+
+    reason = "ISSUANCE_FAILED"
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message[:TEXT_LIMIT], hint=hint)
+
 
 LETS_ENCRYPT = "https://acme-v02.api.letsencrypt.org/directory"
 LETS_ENCRYPT_STAGING = "https://acme-staging-v02.api.letsencrypt.org/directory"

@@ -1,30 +1,106 @@
-"""What an authority reads to see that a domain is ours: answers to HTTP-01 challenges.
+"""Answers to HTTP-01 challenges, over plain HTTP.
 
-Agents pass `/.well-known/acme-challenge/` on to this server, so it does not matter which of them
-the authority reaches, and none needs to be told of a challenge. Answers live in memory, and where several
-servers share a database in the store (`shown_challenges`), for as long as an order runs and no longer than a
-bound; an order that a restart interrupts is begun anew.
+Agents pass `/.well-known/acme-challenge/` on to this server, so the authority may reach any of them.
+Answers are kept in memory while an order runs, with a bound. Servers that share a database keep them in the
+store: the server that orders writes the answer before the authority is told to look, and deletes it when
+the order ends; answers of a server that died are swept. An order that a restart interrupts is begun anew.
 
-A domain that points to one tenant's agents must not be proved by another tenant, whose challenge
-these agents would pass on just as well. So agents say whose they are, and a challenge is answered
-only through agents of the workspace that it belongs to.
+A domain that points to one tenant's agents must not be proved by another tenant, whose challenge these agents
+would pass on just as well. So agents say whose they are, and a challenge is answered only through agents of
+the workspace that it belongs to.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from typing import Final
 
 import structlog
 
-from fleetplane.domains.proxies.acme.shown_challenges import ShownChallenges
+from fleetplane.domains.proxies.acme.orders import ACTOR
+from fleetplane.domains.proxies.kinds.records import ProxiesSpec
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError, InvalidArgument, ResourceExhausted
+from fleetplane.kernel.resources import Key, Kind, Nothing
+from fleetplane.kernel.store import Draft, Store, transact_found
 from fleetplane.kernel.values.times import NS
 from fleetplane.rpc import Needs
 from fleetplane.web.ops import Mount, Receive, Scope, Send
+
+SCOPE: Final = ""
+
+
+class ShownChallengeSpec(ProxiesSpec, frozen=True):
+    """Named by the digest of the challenge's token. Meant for everyone to read."""
+
+    text: str
+    workspace: str
+    ends_at_ns: int
+
+
+CHALLENGE: Kind[ShownChallengeSpec, Nothing] = Kind("proxy-acme-challenge", ShownChallengeSpec, Nothing)
+
+
+class ShownChallenges:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.shared = store.shared
+
+    def __repr__(self) -> str:
+        return f"<ShownChallenges {self._store.count(CHALLENGE)}>"
+
+    async def show(self, token: str, text: str, *, workspace: str, ends_at_ns: int) -> None:
+        name = _name(token)
+        spec = ShownChallengeSpec(text=text, workspace=workspace, ends_at_ns=ends_at_ns)
+        await self._store.transact(
+            lambda draft: draft.put(CHALLENGE, SCOPE, name, spec=spec),
+            actor=ACTOR,
+            action="acme.show",
+            touches=[CHALLENGE.key(SCOPE, name)],
+        )
+
+    async def hide(self, token: str) -> None:
+        key = CHALLENGE.key(SCOPE, _name(token))
+        await self._store.transact(
+            lambda draft: _hide(draft, key), actor=ACTOR, action="acme.hide", touches=[key]
+        )
+
+    async def find(self, token: str) -> ShownChallengeSpec | None:
+        """An answer that any server has shown, as far as the database can be asked."""
+        with suppress(FleetplaneError):  # what is known may still be the answer
+            await self._store.confirmed()
+        found = self._store.get(CHALLENGE, SCOPE, _name(token))
+        if found is None or found.spec.ends_at_ns <= self._store.clock.now_ns():
+            return None
+        return found.spec
+
+    async def sweep(self) -> None:
+        """Forget what earlier holders of the seat left behind: whoever has it orders alone."""
+
+        def left(reader: Store | Draft) -> list[Key]:
+            return [one.key for one in reader.list(CHALLENGE)]
+
+        def change(draft: Draft, found: Sequence[Key]) -> None:
+            for key in found:
+                _hide(draft, key)
+
+        if self.shared and left(self._store):
+            await transact_found(self._store, left, change, actor=ACTOR, action="acme.sweep")
+
+
+def _hide(draft: Draft, key: Key) -> None:
+    if draft.get(CHALLENGE, key.scope, key.name) is not None:
+        draft.delete(CHALLENGE, key.scope, key.name)
+
+
+def _name(token: str) -> str:
+    """Tokens are the authority's to choose."""
+    return hashlib.sha256(token.encode()).hexdigest()
+
 
 log = structlog.get_logger(__name__)
 

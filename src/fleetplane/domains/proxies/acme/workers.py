@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
-from fleetplane.domains.proxies.acme.errors import IssuanceFailed
+from fleetplane.domains.proxies.acme.orders import IssuanceFailed
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -16,19 +16,20 @@ import msgspec
 import structlog
 
 from fleetplane.domains.proxies.agent.commands import CommandHandler
-from fleetplane.domains.proxies.agent.credential import Credential, CredentialFile
-from fleetplane.domains.proxies.agent.enrolment import ProxyEnroller
+from fleetplane.domains.proxies.agent.enrolment import (
+    Credential,
+    CredentialFile,
+    ProxyEnroller,
+    TokenSuperseded,
+)
 from fleetplane.domains.proxies.agent.nginx.applier import ApplyOutcome, VersionApplier
-from fleetplane.domains.proxies.agent.nginx.change_journal import VersionState, VersionStatus
+from fleetplane.domains.proxies.agent.nginx.confirmation import VersionState, VersionStatus
 from fleetplane.domains.proxies.agent.nginx.releases import StagedVersions
+from fleetplane.domains.proxies.agent.observer import Observer
 from fleetplane.domains.proxies.agent.observing.takeover import HELD, Takeover
-from fleetplane.domains.proxies.agent.outbox import ProxyOutbox
-from fleetplane.domains.proxies.agent.reports.observer import Observer
-from fleetplane.domains.proxies.agent.reports.prober import UpstreamProber
-from fleetplane.domains.proxies.agent.reports.upstream_health import UpstreamChange
-from fleetplane.domains.proxies.agent.server_address import TokenSuperseded
+from fleetplane.domains.proxies.agent.outbox import ProxyOutbox, Updates
+from fleetplane.domains.proxies.agent.prober import UpstreamChange, UpstreamProber
 from fleetplane.domains.proxies.agent.session import ProxyNode, ProxySession
-from fleetplane.domains.proxies.agent.updates import Updates
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.kernel.backoff import Backoff
 from fleetplane.kernel.clock import Clock

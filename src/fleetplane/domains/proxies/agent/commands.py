@@ -15,13 +15,13 @@ from typing import Final, NoReturn
 import structlog
 
 from fleetplane.domains.proxies.agent.nginx.applier import ApplyOutcome, VersionApplier
-from fleetplane.domains.proxies.agent.nginx.change_journal import VersionState
 from fleetplane.domains.proxies.agent.nginx.confinement import Confinement
+from fleetplane.domains.proxies.agent.nginx.confirmation import VersionState
 from fleetplane.domains.proxies.agent.nginx.control import Nginx
 from fleetplane.domains.proxies.agent.observing.observed import ObservedNginx
 from fleetplane.domains.proxies.agent.observing.takeover import Takeover
 from fleetplane.domains.proxies.agent.outbox import ProxyOutbox
-from fleetplane.domains.proxies.nginx.foreign import foreign_fault, text_to_test
+from fleetplane.domains.proxies.nginx.reading import foreign_fault, text_to_test
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError

@@ -1,13 +1,18 @@
-"""Exchanging the registration token for a certificate of a key that never leaves this machine; renewal.
+"""The agent's identity: its connection to the server, its credential file, enrolment and renewal.
 
-The key is kept before it is used: the server binds us to it, and an answer that got lost is asked for again
-with the same key. A server that exchanges nothing is gone on with by token.
+The registration token is exchanged for a certificate of a key that never leaves this machine. The key is
+written before it is used: the server binds the agent to it, and an answer that got lost is asked for again
+with the same key. The credential file also holds the token until it is exchanged, and for servers that
+exchange none. The connection uses TLS unless plaintext is insisted on, because private keys travel on it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, TypeVar
 
 import grpc
@@ -15,15 +20,111 @@ import grpc.aio
 import msgspec
 import structlog
 
-from fleetplane.domains.proxies.agent.credential import Credential, CredentialFile, token_digest
-from fleetplane.domains.proxies.agent.server_address import translated
 from fleetplane.gen.fleetplane.proxies.v1 import identity_pb2 as pb
 from fleetplane.gen.fleetplane.proxies.v1 import identity_pb2_grpc
 from fleetplane.kernel.clock import Clock
-from fleetplane.node import certificates
+from fleetplane.kernel.errors import SettingsError
+from fleetplane.node import certificates, link
 from fleetplane.node.certificates import Life
-from fleetplane.node.link import LinkLost
+from fleetplane.node.identity import PrivateFolder
+from fleetplane.node.link import LinkLost, LinkOptions, ServerRefused, ServerTrust
 from fleetplane.node.short_lived import CallFailed, call_elsewhere
+
+
+class Credential(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    token: str = ""
+    """Empty once it was exchanged for a certificate: it is good for nothing then."""
+    agent_id: str = ""
+    """Empty before the first registration."""
+    key_pem: str = ""
+    certificate_pem: str = ""
+    """Of the key, with its authority's; empty before the exchange."""
+    exchanged: str = ""
+    """The digest of the token that was exchanged, so that it is known again."""
+
+    def __repr__(self) -> str:
+        return f"<Credential of {self.agent_id or 'nobody yet'}>"
+
+    def came_from(self, token: str) -> bool:
+        return token == self.token or self.exchanged == token_digest(token)
+
+
+def token_digest(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+class CredentialFile:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._folder = PrivateFolder(path.parent)
+
+    def __repr__(self) -> str:
+        return f"<CredentialFile {self._path}>"
+
+    def load(self, given_token: str) -> Credential:
+        """A token that is given counts before one that is kept: somebody wants us enrolled anew."""
+        kept = self._read()
+        if given_token and (kept is None or not kept.came_from(given_token)):
+            return Credential(token=given_token)
+        if kept is None:
+            raise SettingsError(
+                "there is no registration token",
+                hint="give one with --token-file; it is not needed again after its first use",
+            )
+        return kept
+
+    def _read(self) -> Credential | None:
+        raw = self._folder.read(self._path)
+        if raw is None:
+            return None
+        try:
+            return msgspec.json.decode(raw, type=Credential)
+        except msgspec.MsgspecError as error:
+            raise SettingsError(
+                f"{self._path} is damaged: {error}", hint="remove it and enrol anew"
+            ) from error
+
+    def store(self, credential: Credential) -> None:
+        self._folder.write(self._path, msgspec.json.encode(credential))
+
+
+OPTIONS: Final = LinkOptions(
+    message_bytes=16 * link.MIB,
+    refusals=frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}),
+)
+
+
+class TokenSuperseded(LinkLost):
+    """Another stream was opened with our token: by ourselves, or by a copy of us somewhere."""
+
+    reason = "SUPERSEDED"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerAddress:
+    address: str
+    authority: Path | None = None
+    """CA certificates to verify the server against; else the system's."""
+    plaintext: bool = False
+
+    def channel(self, credential: Credential | None = None) -> grpc.aio.Channel:
+        """A connection, with the certificate of a credential that has one."""
+        if self.plaintext:
+            return link.channel(self.address, link.PLAINTEXT, OPTIONS)
+        key = certificate = None
+        if credential is not None and credential.certificate_pem:
+            key, certificate = credential.key_pem.encode(), credential.certificate_pem.encode()
+        trust = ServerTrust(
+            roots_pem=link.roots_from(self.authority), key_pem=key, certificate_pem=certificate
+        )
+        return link.channel(self.address, trust, OPTIONS)
+
+
+def translated(error: grpc.aio.AioRpcError) -> LinkLost | ServerRefused:
+    if error.code() is grpc.StatusCode.ABORTED:
+        return TokenSuperseded(link.words(error))
+    return link.translated(error, OPTIONS)
+
 
 CALL_SECONDS: Final = 10.0
 AGAIN_SECONDS: Final = 300.0

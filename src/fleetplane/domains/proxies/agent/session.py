@@ -18,10 +18,9 @@ import msgspec
 import structlog
 
 from fleetplane.domains.proxies.agent.commands import CommandHandler
-from fleetplane.domains.proxies.agent.credential import Credential
+from fleetplane.domains.proxies.agent.enrolment import Credential, TokenSuperseded, translated
+from fleetplane.domains.proxies.agent.log_shipping import Shipper
 from fleetplane.domains.proxies.agent.outbox import ProxyOutbox
-from fleetplane.domains.proxies.agent.reports.log_shipping import Shipper
-from fleetplane.domains.proxies.agent.server_address import TokenSuperseded, translated
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2_grpc
 from fleetplane.kernel.clock import Clock

@@ -9,17 +9,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 from fleetplane.domains.blueprint import Service
-from fleetplane.domains.proxies.agents.answers import CommandAnswers
-from fleetplane.domains.proxies.agents.commands import AgentCommander
+from fleetplane.domains.proxies.agents.commands import AgentCommander, CommandAnswers
 from fleetplane.domains.proxies.agents.controller import AgentController, AgentPolicy
 from fleetplane.domains.proxies.agents.events import AGENT_EVENT
-from fleetplane.domains.proxies.agents.identity import AgentAuthenticator
-from fleetplane.domains.proxies.agents.intake import DiscardReports, Intake
+from fleetplane.domains.proxies.agents.identity import LISTENER, REPORT, STREAM_RATE, AgentAuthenticator
 from fleetplane.domains.proxies.agents.live import CHANNEL, STREAM, AgentPresences, LiveAgent
 from fleetplane.domains.proxies.agents.machines import Machines
 from fleetplane.domains.proxies.agents.records import AgentRoster
 from fleetplane.domains.proxies.agents.runs import PROXY_RUN, ProxyChannel, ProxyRuns
 from fleetplane.domains.proxies.agents.stream import STREAM_POLICY, AgentStreams
+from fleetplane.domains.proxies.agents.telemetry import DiscardReports, Intake
 from fleetplane.domains.proxies.grpc.agents import AGENT_ROLE, AgentService
 from fleetplane.domains.proxies.grpc.identity import AgentIdentityService
 from fleetplane.domains.proxies.rules.alerts import ALERT
@@ -30,7 +29,7 @@ from fleetplane.fleet.runs.runs import Runs
 from fleetplane.fleet.streams.host import StreamHost, StreamPolicy
 from fleetplane.gen.fleetplane.proxies.v1 import identity_pb2
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2
-from fleetplane.kernel.access import Grant, Permission, Role
+from fleetplane.kernel.access import Grant, Role
 from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.commands import COMMAND, COMMAND_TARGET, keep_deadlines
@@ -46,12 +45,8 @@ from fleetplane.kernel.stalls import StallDetector
 from fleetplane.kernel.store import Store
 from fleetplane.rpc import Authentication, Authenticator, MethodRow, Needs, Rate
 
-LISTENER = "proxy-agents"
-REPORT = Permission("proxies.report")
 MESSAGE_LIMIT_BYTES = 16 * 1024 * 1024
 """A full configuration with its certificates, or a large batch of log lines."""
-STREAM_RATE = Rate(per_second=100.0, burst=4096)
-"""Per address: a fleet that comes back behind one address must get in, a guesser must not get far."""
 
 ENROL_RATE = Rate(per_second=10.0, burst=512)
 """Per address: each costs a signature; an agent asks once, and then every three weeks."""

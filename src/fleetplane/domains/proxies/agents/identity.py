@@ -1,4 +1,4 @@
-"""Agents' certificates: bound to a key made on the node, exchanged for the token, renewed, refused.
+"""Agents' certificates and tokens: who an agent is, on its stream and when it asks for a release.
 
 A certificate alone lets nobody in. Its key must be the one that its agent is bound to (`machines`), so a
 change of machine or a new token revokes every certificate before it, without a list of them.
@@ -9,19 +9,51 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-import structlog
-
 from fleetplane.domains.proxies.agents.machines import Machines
 from fleetplane.domains.proxies.agents.records import AgentRoster, actor
-from fleetplane.domains.proxies.kinds.records import Agent
+from fleetplane.domains.proxies.kinds.records import (
+    Agent,
+)
+from fleetplane.domains.proxies.rules.configuration import labels_of
+from fleetplane.fleet.releases.agents_service import ReleaseAudience
+from fleetplane.fleet.releases.check_in import AgentCard
+from fleetplane.kernel.access import Permission
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import PermissionDenied, Unauthenticated
 from fleetplane.kernel.identity import Authority, peer_identity
 from fleetplane.kernel.identity.authority import URI_ROLE
 from fleetplane.kernel.identity.revocation import Revocations
-from fleetplane.rpc import Connection
+from fleetplane.rpc import Authentication, CallContext, Connection, Needs, Rate
 
-log = structlog.get_logger(__name__)
+LISTENER = "proxy-agents"
+REPORT = Permission("proxies.report")
+STREAM_RATE = Rate(per_second=100.0, burst=4096)
+"""Per address: a fleet that comes back behind one address must get in, a guesser must not get far."""
+
+
+class ProxyRegister:
+    def __init__(self, roster: AgentRoster) -> None:
+        self._roster = roster
+
+    def recognise(self, context: CallContext, name: str) -> str:  # noqa: ARG002  # its credential says it
+        """The agent that the connection or its token belongs to."""
+        return context.principal.name.removeprefix(actor(""))
+
+    def card(self, agent: str) -> AgentCard | None:
+        """An agent by its id."""
+        found = self._roster.find(agent)
+        return AgentCard(title=found.spec.name, labels=labels_of(found)) if found is not None else None
+
+
+AUDIENCE = ReleaseAudience(
+    listener=LISTENER,
+    authentication=Authentication.TOKEN,
+    permission=REPORT,
+    rate=STREAM_RATE,
+    register=lambda _domain, store: ProxyRegister(AgentRoster(store)),
+    needs=Needs.WRITES,
+)
+
 
 ROLE = "proxies.agent"
 URI_AGENT = "fleetplane://proxies/agent/"

@@ -1,10 +1,10 @@
-"""Which machine an agent is on, and what happens when another one says that it is.
+"""Which machine an agent runs on, and the handling of a second machine that claims to be it.
 
 An agent that exchanged its token for a certificate is bound to the key that it made: only that key
-speaks for it. An agent of the documented protocol has nothing but its token, and whoever has the token
-looks the same; so the first one stays for as long as it is heard, and another is refused. Either way
-the other machine is remembered as the contender, written to the audit log and shown as an alert, until
-somebody who may approves it or sends it away. Decisions are pure; `Machines` writes them down.
+speaks for it. An agent of the documented protocol has only its token, and every holder of the token looks the
+same; so the first machine stays for as long as it is connected, and another is refused. Either way the other
+machine is stored as the contender, written to the audit log and shown as an alert, until an operator approves
+it or sends it away. Decisions are pure; `Machines` writes them down.
 """
 
 from __future__ import annotations

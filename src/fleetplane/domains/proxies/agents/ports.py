@@ -11,8 +11,7 @@ import msgspec
 
 from fleetplane.domains.proxies.kinds.records import Agent, Certificate
 from fleetplane.domains.proxies.kinds.values import AgentHealth, RevocationReason
-from fleetplane.domains.proxies.traffic.report import TrafficReport, report
-from fleetplane.domains.proxies.traffic.summary import TrafficSummary
+from fleetplane.domains.proxies.traffic.summary import TrafficReport, TrafficSummary, report
 from fleetplane.kernel.commands import Command
 from fleetplane.kernel.errors import Unavailable
 from fleetplane.kernel.reconcile import Explanation

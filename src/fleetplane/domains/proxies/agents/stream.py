@@ -19,7 +19,6 @@ from fleetplane.domains.proxies.agents import machines
 from fleetplane.domains.proxies.agents.commands import AgentCommander
 from fleetplane.domains.proxies.agents.controller import AgentController, AgentPolicy
 from fleetplane.domains.proxies.agents.identity import AgentAuthenticator, Certified
-from fleetplane.domains.proxies.agents.intake import Intake
 from fleetplane.domains.proxies.agents.live import (
     DELETED,
     EVENTS_PER_MINUTE,
@@ -30,6 +29,7 @@ from fleetplane.domains.proxies.agents.live import (
 from fleetplane.domains.proxies.agents.machines import Approach, Machines, MachineVerdict
 from fleetplane.domains.proxies.agents.records import AgentRoster, RegisteredAgent, actor
 from fleetplane.domains.proxies.agents.registry import token_digest
+from fleetplane.domains.proxies.agents.telemetry import Intake
 from fleetplane.domains.proxies.kinds.records import Agent
 from fleetplane.domains.proxies.rules import alerts
 from fleetplane.domains.proxies.rules.deployment import ServedVersion

@@ -1,17 +1,22 @@
-"""Telemetry of agents: taken from their batches, stored by the kernel, read by REST.
+"""Telemetry of agents: taken from their batches, stored by the kernel, read by REST and by Prometheus.
 
-Of the measurements only those are kept that an answer is made from. Counts by virtual host are
-added up: a workspace's traffic is asked for, and hosts come and go.
+Only measurements that an answer is made from are kept. Counts by virtual host are added up for the workspace,
+because hosts come and go.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Final
+from typing import Final, Protocol
 
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from fleetplane.domains.proxies.agents.controller import AgentController
+from fleetplane.domains.proxies.agents.live import AgentPresences
 from fleetplane.domains.proxies.agents.ports import (
     AgentLogQuery,
     AgentTraffic,
@@ -19,7 +24,11 @@ from fleetplane.domains.proxies.agents.ports import (
     ErrorQuery,
     LogPage,
 )
-from fleetplane.domains.proxies.kinds.records import Agent
+from fleetplane.domains.proxies.kinds.records import AGENT, Agent
+from fleetplane.domains.proxies.kinds.values import AgentState
+from fleetplane.domains.proxies.live.app import ProxyEventsApp
+from fleetplane.domains.proxies.rules.alerts import ALERT, Severity
+from fleetplane.domains.proxies.tenancy.quotas import Quotas
 from fleetplane.domains.proxies.traffic.fields import ACCESS
 from fleetplane.domains.proxies.traffic.lines import (
     ERRORS,
@@ -29,12 +38,123 @@ from fleetplane.domains.proxies.traffic.lines import (
     lines_of,
     moment_ns,
 )
-from fleetplane.domains.proxies.traffic.report import TrafficReport, placed, report, total
-from fleetplane.domains.proxies.traffic.summary import PLACES, AccessSummarizer, RequestTotals, TrafficSummary
+from fleetplane.domains.proxies.traffic.summary import (
+    PLACES,
+    STATUS_CLASSES,
+    AccessSummarizer,
+    RequestTotals,
+    TrafficReport,
+    TrafficSummary,
+    placed,
+    report,
+    total,
+)
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
+from fleetplane.kernel.commands import Commands
 from fleetplane.kernel.errors import Unavailable
+from fleetplane.kernel.store import Store
 from fleetplane.kernel.telemetry import LineQuery, Point, Sample, Telemetry
 from fleetplane.kernel.values.times import NS
+
+
+class Intake(Protocol):
+    """Takes batches of telemetry. An error is sent to the agent, which keeps the batch and sends it again."""
+
+    async def metrics(self, agent: Agent, batch: pb.MetricsBatch, *, now_ns: int) -> None: ...
+
+    async def logs(self, agent: Agent, batch: pb.LogBatch, *, now_ns: int) -> None: ...
+
+
+class DiscardReports:
+    """Takes everything and keeps nothing."""
+
+    async def metrics(self, agent: Agent, batch: pb.MetricsBatch, *, now_ns: int) -> None: ...
+
+    async def logs(self, agent: Agent, batch: pb.LogBatch, *, now_ns: int) -> None: ...
+
+
+PREFIX = "fleetplane_proxies_"
+
+
+class ProxyCollector(Collector):
+    def __init__(
+        self,
+        store: Store,
+        *,
+        controller: AgentController,
+        commands: Commands,
+        events: ProxyEventsApp,
+        presences: AgentPresences,
+        quotas: Quotas,
+    ) -> None:
+        self._quotas = quotas
+        self._presences = presences
+        self._store = store
+        self._controller = controller
+        self._commands = commands
+        self._events = events
+
+    def collect(self) -> Iterator[Metric]:
+        states = Counter(
+            agent.status.state if agent.status is not None else AgentState.OFFLINE
+            for agent in self._store.list(AGENT)
+        )
+        yield _by("agents", "Agents by state", "state", {state: states[state] for state in AgentState})
+        severities = Counter(alert.spec.severity for alert in self._store.list(ALERT))
+        yield _by(
+            "alerts", "Open alerts by severity", "severity", {level: severities[level] for level in Severity}
+        )
+        yield GaugeMetricFamily(
+            PREFIX + "commands_open", "Targets of commands without an outcome", self._commands.open_count
+        )
+        yield CounterMetricFamily(
+            PREFIX + "answers_ignored",
+            "Answers to commands that came too late, twice, or to none",
+            self._commands.ignored,
+        )
+        yield CounterMetricFamily(
+            PREFIX + "agent_events_dropped",
+            "Events of agents beyond what is taken in a minute",
+            self._presences.events_dropped,
+        )
+        yield CounterMetricFamily(
+            PREFIX + "quota_refusals",
+            "Things that were not made for want of quota",
+            self._quotas.refused.total(),
+        )
+        yield GaugeMetricFamily(PREFIX + "event_sockets", "Listeners to events", len(self._events))
+        numbers = self._controller.reconciler.statistics()
+        yield CounterMetricFamily(PREFIX + "passes", "Times that an agent was looked at", numbers.passes)
+        yield CounterMetricFamily(PREFIX + "passes_failed", "Of these, those that failed", numbers.failures)
+
+
+class TrafficCollector(Collector):
+    """What requests came to, of all tenants together: labels are classes, and there are six of them."""
+
+    def __init__(self, totals: RequestTotals) -> None:
+        self._totals = totals
+
+    def collect(self) -> Iterator[Metric]:
+        totals = self._totals
+        requests = CounterMetricFamily(PREFIX + "requests", "Requests by class of status", labels=["class"])
+        for name, times in zip(STATUS_CLASSES, totals.classes, strict=True):
+            requests.add_metric([name], times)
+        yield requests
+        for name, text, value in (
+            ("request_bytes", "Bytes of requests", totals.received),
+            ("response_bytes", "Bytes of answers", totals.sent),
+            ("cache_hits", "Requests answered from a cache", totals.cache_hits),
+            ("upstream_failures", "Attempts at upstream servers that failed", totals.upstream_failures),
+        ):
+            yield CounterMetricFamily(PREFIX + name, text, value)
+
+
+def _by(name: str, text: str, label: str, values: dict[str, int]) -> GaugeMetricFamily:
+    gauge = GaugeMetricFamily(PREFIX + name, text, labels=[label])
+    for value, count in values.items():
+        gauge.add_metric([str(value)], count)
+    return gauge
+
 
 FRESH_NS = 300 * NS
 """How old the last figure of an agent may be to stand for a moment: twenty reports of 15 s."""

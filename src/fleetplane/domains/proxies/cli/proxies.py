@@ -77,7 +77,7 @@ class ProxyVerbs(LazyGroup):
             help="Bring an existing NGINX configuration in.",
         ),
         "rendered": LazyEntry(
-            target="fleetplane.domains.proxies.cli.rendered:rendered",
+            target="fleetplane.domains.proxies.cli.observing:rendered",
             help="Show or compare the NGINX text of a version.",
         ),
         "observed": LazyEntry(
@@ -93,7 +93,7 @@ class ProxyVerbs(LazyGroup):
             help="Give an NGINX back that was taken over.",
         ),
         "traffic": LazyEntry(
-            target="fleetplane.domains.proxies.cli.traffic:traffic",
+            target="fleetplane.domains.proxies.cli.observing:traffic",
             help="What requests came to, by virtual host.",
         ),
     } | {

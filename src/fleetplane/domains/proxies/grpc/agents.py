@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator
 
 from fleetplane.domains.proxies.agents.controller import AgentController
 from fleetplane.domains.proxies.agents.identity import AgentAuthenticator
-from fleetplane.domains.proxies.agents.intake import Intake
 from fleetplane.domains.proxies.agents.live import AgentPresences, LiveAgent
 from fleetplane.domains.proxies.agents.machines import Machines
 from fleetplane.domains.proxies.agents.records import AgentRoster, actor
 from fleetplane.domains.proxies.agents.stream import AgentStreams, bearer
+from fleetplane.domains.proxies.agents.telemetry import Intake
 from fleetplane.domains.proxies.kinds.records import Agent
 from fleetplane.fleet.streams.host import StreamHost
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb

@@ -21,7 +21,7 @@ from fleetplane.domains.proxies.importing.report import (
     seconds,
 )
 from fleetplane.domains.proxies.nginx.table import DirectiveContext
-from fleetplane.domains.proxies.rules.typed.texts import target_fault, template_fault
+from fleetplane.domains.proxies.rules.texts import target_fault, template_fault
 
 _DEFAULT_HEADERS: Final = {
     "host": {"$host"},

@@ -41,12 +41,6 @@ from fleetplane.domains.proxies.kinds.values import (
     TargetAgents,
     UpstreamServer,
 )
-from fleetplane.domains.proxies.stream_options import (
-    StreamLimits,
-    StreamProtocol,
-    StreamRoute,
-    StreamTimeouts,
-)
 from fleetplane.domains.proxies.typed_options import (
     Access,
     AccessRule,
@@ -60,6 +54,10 @@ from fleetplane.domains.proxies.typed_options import (
     Logging,
     Pages,
     Retries,
+    StreamLimits,
+    StreamProtocol,
+    StreamRoute,
+    StreamTimeouts,
     UpstreamTls,
 )
 from fleetplane.kernel.resources import Kind, Nothing, Resource

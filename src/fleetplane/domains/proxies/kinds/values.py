@@ -4,6 +4,8 @@ One model from the database to JSON: these structs are what a request's body is 
 is stored and what is answered. A field that callers rarely use is `UNSET` unless they named it,
 and is then left out of the answer too; `UNSET` is false, so `server.down or False` reads it.
 Shape only: what makes sense together is decided in `rules`.
+
+New ids, unique values, and refusals that every registry shares.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import Literal
 from msgspec import UNSET, UnsetType
 
 from fleetplane.domains.proxies.typed_options import Access, Cache, Canaries, Content, Resolver, Respond
-from fleetplane.domains.proxies.value import Value as Value  # noqa: PLC0414  # callers know it from here
+from fleetplane.domains.proxies.typed_options import Value as Value  # noqa: PLC0414  # callers know it from here
 
 MAX_FAILS = 3
 FAIL_TIMEOUT_SECONDS = 30

@@ -1,8 +1,7 @@
-"""Events for subscribers, derived from what was written. Pure.
+"""Events for subscribers, derived from writes, in the order of their revisions.
 
-Every event follows from one write alone: from the resource as it is after it. So the same
-events come out whether they are told as they happen or read from the store's history later,
-and nothing needs to be remembered in between.
+Every event follows from one write alone: from the resource as it is after it. So the same events come out
+whether they are sent at once or read from the store's history later, and nothing is remembered in between.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from fleetplane.domains.proxies.kinds.records import (
     AGENT_TOKEN,
     AUDIT_NOTE,
     CERTIFICATE,
+    CONFIG_PART,
     CONFIG_VERSION,
     DEPLOYMENT,
     QUOTA_NOTE,
@@ -35,15 +35,18 @@ from fleetplane.domains.proxies.kinds.records import (
     Deployment,
     PartSpec,
     QuotaNote,
+    version_name,
 )
 from fleetplane.domains.proxies.kinds.values import CertificateState, DeploymentState
 from fleetplane.domains.proxies.rules import deployment
 from fleetplane.domains.proxies.rules.alerts import ALERT, Alert
+from fleetplane.fleet.feeds.ring import RING_EVENTS, EventRing
 from fleetplane.kernel.access import Permission
 from fleetplane.kernel.commands import COMMAND_TARGET, CommandState, CommandTarget
 from fleetplane.kernel.commands.rules import is_open
 from fleetplane.kernel.events import Event, EventType
 from fleetplane.kernel.resources import AnyKind, AnyResource
+from fleetplane.kernel.store import Store
 from fleetplane.kernel.values.times import spelled, spelled_or_null
 
 KINDS: tuple[AnyKind, ...] = (
@@ -318,3 +321,28 @@ _READERS: Mapping[str, Callable[[Any, EventType, Past], Facts]] = {
     AUDIT_NOTE.name: _audit_note,
     QUOTA_NOTE.name: _quota_note,
 }
+
+
+class StoredVersions:
+    """What versions of the configuration hold, for events that are about a difference."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def version(self, scope: str, number: int) -> ConfigVersionSpec | None:
+        found = self._store.get(CONFIG_VERSION, scope, version_name(number))
+        return found.spec if found is not None else None
+
+    def part(self, scope: str, name: str) -> PartSpec | None:
+        found = self._store.get(CONFIG_PART, scope, name)
+        return found.spec if found is not None else None
+
+
+def event_ring(store: Store, *, ring_events: int = RING_EVENTS) -> EventRing[ProxyEvent]:
+    versions = StoredVersions(store)
+    return EventRing(
+        store,
+        kinds=KINDS,
+        events_of=lambda event: events_of(event, versions),
+        ring_events=ring_events,
+    )

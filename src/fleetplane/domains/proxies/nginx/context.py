@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from fleetplane.domains.proxies.nginx.blocks import Directive
+from fleetplane.domains.proxies.nginx.blocks import Directive, Unrenderable
 from fleetplane.domains.proxies.nginx.paths import PathPolicy
-from fleetplane.domains.proxies.nginx.quoting import Unrenderable
 from fleetplane.domains.proxies.nginx.site import Site
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 

@@ -11,10 +11,9 @@ from typing import Final
 import msgspec
 
 from fleetplane.domains.proxies.nginx import checks, judging, upstreams
-from fleetplane.domains.proxies.nginx.blocks import Directive, Node, block, directive
+from fleetplane.domains.proxies.nginx.blocks import Directive, Node, Unrenderable, block, directive, literal
 from fleetplane.domains.proxies.nginx.context import PartUnrenderable, RenderingContext, rendering_part
 from fleetplane.domains.proxies.nginx.paths import GUARD
-from fleetplane.domains.proxies.nginx.quoting import Unrenderable, literal
 from fleetplane.domains.proxies.nginx.table import DirectiveContext as Place
 from fleetplane.domains.proxies.nginx.typed import access, content, proxying, tls, upkeep
 from fleetplane.domains.proxies.nginx.typed.naming import HostParts

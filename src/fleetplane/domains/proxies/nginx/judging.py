@@ -7,9 +7,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final
 
 from fleetplane.domains.proxies.nginx import checks
-from fleetplane.domains.proxies.nginx.blocks import Directive, NginxBlock, Node
+from fleetplane.domains.proxies.nginx.blocks import Directive, NginxBlock, Node, Unrenderable
 from fleetplane.domains.proxies.nginx.paths import PathPolicy
-from fleetplane.domains.proxies.nginx.quoting import Unrenderable
 from fleetplane.domains.proxies.nginx.reading import read_arguments
 from fleetplane.domains.proxies.nginx.table import (
     DirectiveContext,

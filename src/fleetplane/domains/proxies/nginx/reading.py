@@ -1,19 +1,34 @@
-"""Foreign NGINX text as a tree, read by `crossplane`, the field's own parser.
+"""Foreign NGINX text as a tree, read by `crossplane`, and the check before such text is tested.
 
 NGINX and any other reader may part a text differently at its edges. That is no danger here: what
 was read is what is checked, and what was checked is written anew (`blocks.emit`), so NGINX never
-sees the text itself. What can be read in two ways is refused all the same.
+sees the text itself. What can be read in two ways is refused all the same. A test is not harmless, because
+`nginx -t` opens the files that a configuration names; so the tree is checked against the table first.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
-from fleetplane.domains.proxies.nginx.blocks import Directive, NginxBlock, Node
-from fleetplane.domains.proxies.nginx.quoting import Unrenderable, check_text, split_arguments, unescaped
+from fleetplane.domains.proxies.nginx import judging
+from fleetplane.domains.proxies.nginx.blocks import (
+    Directive,
+    NginxBlock,
+    Node,
+    Unrenderable,
+    check_text,
+    directive,
+    emit_in_place,
+    split_arguments,
+    unescaped,
+)
+from fleetplane.domains.proxies.nginx.paths import PathPolicy
+from fleetplane.domains.proxies.nginx.table import DirectiveContext, TextAuthor
 
 TEXT_LIMIT_BYTES: Final = 1024 * 1024
 DEPTH_LIMIT: Final = 12
@@ -109,3 +124,78 @@ def _value(token: str, quoted: bool, line: int) -> str:
         # crossplane takes what follows `${name}` into the same argument; NGINX does not.
         raise Unrenderable(f"put the argument with '${{' between quotes on line {line}")
     return unescaped(token)
+
+
+_SCRATCH: Final = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+_STAND_IN: Final = "127.0.0.1"
+"""For the names of other machines: a test reaches no network, and so resolves none."""
+_FAULTS_TOLD: Final = 10
+
+
+def foreign_fault(content: str, paths: PathPolicy) -> str:
+    """Why a configuration may not be tested; empty if it may."""
+    try:
+        nodes = read(content)
+    except Unrenderable as error:
+        return f"The configuration cannot be read: {error.message}"
+    found = [
+        f"line {line}: {fault}"
+        for line, fault in judging.faults(nodes, DirectiveContext.MAIN, paths, author=TextAuthor.WHOLE)
+    ]
+    more = f"; and {len(found) - _FAULTS_TOLD} more" if len(found) > _FAULTS_TOLD else ""
+    return "; ".join(found[:_FAULTS_TOLD]) + more
+
+
+def text_to_test(content: str, folder: Path) -> str:
+    """A checked configuration as NGINX gets it, with what it would open by default moved into a folder.
+
+    Each directive stays on its line, so that NGINX complains about the right one.
+    """
+    nodes = read(content)
+    groups = {block.arguments[0] for block in _blocks(nodes) if block.name == "upstream" and block.arguments}
+    own: list[Node] = [directive("pid", f"{folder}/nginx.pid"), directive("daemon", "off")]
+    return emit_in_place([*own, *_prepared(nodes, folder, frozenset(groups))])
+
+
+def _blocks(nodes: Iterable[Node]) -> Iterator[NginxBlock]:
+    for node in nodes:
+        if isinstance(node, NginxBlock):
+            yield node
+            yield from _blocks(node.body)
+
+
+def _prepared(nodes: Iterable[Node], folder: Path, groups: frozenset[str]) -> Iterator[Node]:
+    for node in nodes:
+        if isinstance(node, NginxBlock):
+            body = [*_prepared(node.body, folder, groups)]
+            yield replace(node, body=[*(_defaults(node, folder) if node.name == "http" else ()), *body])
+        elif node.name != "pid" and not node.name.endswith("_temp_path"):
+            yield _unresolved(node, groups)
+
+
+def _defaults(http: NginxBlock, folder: Path) -> Iterator[Directive]:
+    named = {node.name for node in http.body}
+    for kind in _SCRATCH:
+        yield Directive(f"{kind}_temp_path", (f"{folder}/{kind}",), line=http.line)
+    if "access_log" not in named:
+        yield Directive("access_log", ("off",), line=http.line)
+    served = [node for block in _blocks(http.body) for node in block.body]
+    if any(node.name == "listen" and {"ssl", "quic"} & set(node.arguments) for node in served):
+        # Certificates are the agent's business: none is named, and none is missed.
+        yield Directive("ssl_reject_handshake", ("on",), line=http.line)
+
+
+def _unresolved(node: Directive, groups: frozenset[str]) -> Directive:
+    """The directive with a placeholder address instead of another machine's name."""
+    if not node.arguments or not (node.name.endswith("_pass") or node.name == "server"):
+        return node
+    first = node.arguments[0]
+    scheme, separator, rest = first.rpartition("://") if "://" in first else ("", "", first)
+    authority, slash, path = rest.partition("/")
+    host, colon, port = authority.partition(":")
+    if authority.startswith("[") or (authority in groups and node.name != "server"):
+        return node
+    if not any(letter.isalpha() for letter in host):
+        return node
+    stood_in = f"{scheme}{separator}{_STAND_IN}{colon}{port}{slash}{path}"
+    return replace(node, arguments=(stood_in, *node.arguments[1:]))

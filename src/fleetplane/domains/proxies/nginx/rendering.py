@@ -1,28 +1,44 @@
-"""A configuration as the server says it, and as the files of a release. Pure.
+"""Renders a configuration as the files of a release, and computes the checksum that an agent reports. Pure.
 
-Everything a user can type passes through `quoting`; what NGINX would accept but not mean is
-refused here, with words. What this NGINX cannot do but can go without, such as HTTP/3, is left
-out and noted.
+Everything a user can type passes through the quoting of `blocks`; what NGINX would accept but not mean is
+refused here, with words. What this NGINX cannot do but can go without, such as HTTP/3, is left out and noted.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Final
 
+from google.protobuf.json_format import MessageToDict
+
 from fleetplane.domains.proxies.nginx import checks, hosts, judging, streams, upstreams
-from fleetplane.domains.proxies.nginx.blocks import Directive, Node, block, directive, emit
+from fleetplane.domains.proxies.nginx.blocks import Directive, Node, Unrenderable, block, directive, emit
 from fleetplane.domains.proxies.nginx.context import Note, RenderingContext, rendering_part
 from fleetplane.domains.proxies.nginx.paths import PathPolicy
-from fleetplane.domains.proxies.nginx.quoting import Unrenderable
 from fleetplane.domains.proxies.nginx.site import Site
 from fleetplane.domains.proxies.nginx.table import DirectiveContext as Place
 from fleetplane.domains.proxies.nginx.table import TextAuthor, entries
 from fleetplane.domains.proxies.nginx.typed.upkeep import LOG_FIELDS, log_format, place
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
+
+
+def checksum(update: pb.ConfigUpdate) -> str:
+    """SHA-256 of the content as JSON: the contract's field names, keys sorted, no blanks, UTF-8.
+
+    Not of protobuf bytes, which differ between languages for the same content; and without the
+    id and version, since the same content under another number is the same configuration.
+    """
+    content = MessageToDict(update, preserving_proto_field_name=True)
+    content.pop("config_id", None)
+    content.pop("version", None)
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
 
 RENDERING: Final = 2
 """Raised with every change of what is rendered that must reach releases in service: an agent that finds one

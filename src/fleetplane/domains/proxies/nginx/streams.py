@@ -12,13 +12,12 @@ from typing import Final
 import msgspec
 
 from fleetplane.domains.proxies.nginx import hosts, upstreams
-from fleetplane.domains.proxies.nginx.blocks import Directive, Node, block, directive
+from fleetplane.domains.proxies.nginx.blocks import Directive, Node, Unrenderable, block, directive
 from fleetplane.domains.proxies.nginx.context import PartUnrenderable, RenderingContext, rendering_part
-from fleetplane.domains.proxies.nginx.quoting import Unrenderable
 from fleetplane.domains.proxies.nginx.typed import proxying
 from fleetplane.domains.proxies.nginx.typed.naming import tag
 from fleetplane.domains.proxies.nginx.typed.upkeep import log_format
-from fleetplane.domains.proxies.stream_options import SentStream, stream_options
+from fleetplane.domains.proxies.typed_options import SentStream, stream_options
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 
 INCLUDED: Final = "stream.d/*.conf"

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from fleetplane.domains.proxies.nginx.blocks import Node, block, directive
+from fleetplane.domains.proxies.nginx.blocks import Node, Unrenderable, block, directive
 from fleetplane.domains.proxies.nginx.checks import authority_fault
-from fleetplane.domains.proxies.nginx.quoting import Unrenderable
 from fleetplane.domains.proxies.nginx.typed import proxying
 from fleetplane.domains.proxies.typed_options import ServerOptions
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb

@@ -27,8 +27,13 @@ from fleetplane.domains.proxies.kinds.records import (
     workspace_scope,
 )
 from fleetplane.domains.proxies.kinds.values import Location, NamedAgents
-from fleetplane.domains.proxies.stream_options import StreamRoute
-from fleetplane.domains.proxies.typed_options import Access, Canary, ClientCertificates, UpstreamTls
+from fleetplane.domains.proxies.typed_options import (
+    Access,
+    Canary,
+    ClientCertificates,
+    StreamRoute,
+    UpstreamTls,
+)
 from fleetplane.fleet.resources import scopes
 from fleetplane.fleet.resources.declaration import ViewReader
 from fleetplane.fleet.resources.mirrors import Mirror

@@ -28,23 +28,18 @@ from fleetplane.domains.proxies.agents.ports import (
 )
 from fleetplane.domains.proxies.agents.registry import Agents
 from fleetplane.domains.proxies.agents.runs import ProxyChannel, ProxyRuns
-from fleetplane.domains.proxies.audit.notes import AuditNotes
-from fleetplane.domains.proxies.audit.trail import AuditTrail
+from fleetplane.domains.proxies.audit import AuditNotes, AuditTrail
 from fleetplane.domains.proxies.rest.access_lists import AccessListRoutes
 from fleetplane.domains.proxies.rest.accounts import AccountRoutes
 from fleetplane.domains.proxies.rest.agents import AgentRoutes
-from fleetplane.domains.proxies.rest.deployments import DeploymentRoutes
+from fleetplane.domains.proxies.rest.common import Gatekeeper
+from fleetplane.domains.proxies.rest.deployments import DeploymentRoutes, run_routes
 from fleetplane.domains.proxies.rest.dns_zones import DnsZoneRoutes
-from fleetplane.domains.proxies.rest.gate import Gatekeeper
 from fleetplane.domains.proxies.rest.hosts import ServedRoutes
-from fleetplane.domains.proxies.rest.nodes.machines import MachineRoutes
-from fleetplane.domains.proxies.rest.nodes.observed import ObservedRoutes
-from fleetplane.domains.proxies.rest.nodes.rendered import RenderedRoutes
+from fleetplane.domains.proxies.rest.nodes import MachineRoutes, ObservedRoutes, RenderedRoutes
 from fleetplane.domains.proxies.rest.organizations import PlaceRoutes
-from fleetplane.domains.proxies.rest.runs import run_routes
 from fleetplane.domains.proxies.rest.streams import StreamRoutes
-from fleetplane.domains.proxies.rest.telemetry import RecordRoutes
-from fleetplane.domains.proxies.rest.traffic import TrafficRoutes
+from fleetplane.domains.proxies.rest.telemetry import RecordRoutes, TrafficRoutes
 from fleetplane.domains.proxies.rest.versions import VersionRoutes
 from fleetplane.domains.proxies.serving.access_lists import AccessLists
 from fleetplane.domains.proxies.serving.bulk_changes import Rewriting

@@ -19,12 +19,6 @@ from fleetplane.domains.proxies.kinds.values import (
     UpstreamServer,
     Value,
 )
-from fleetplane.domains.proxies.stream_options import (
-    StreamLimits,
-    StreamProtocol,
-    StreamRoute,
-    StreamTimeouts,
-)
 from fleetplane.domains.proxies.typed_options import (
     Access,
     AccessRule,
@@ -38,6 +32,10 @@ from fleetplane.domains.proxies.typed_options import (
     Logging,
     Pages,
     Retries,
+    StreamLimits,
+    StreamProtocol,
+    StreamRoute,
+    StreamTimeouts,
     UpstreamTls,
 )
 

@@ -1,19 +1,51 @@
-"""What the REST rooms share: parts of the route table, and the audit details of a call."""
+"""What the REST modules share: the authenticator, parts of the route table, audit details, masked secrets.
+
+A caller who may only read gets the same document with every field masked that is, or looks like, a secret, as
+the audit log has it. Settings are an administrator's and hosts an operator's, so each sees what they may
+write.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
-from fleetplane.domains.proxies.access import ProxyCaller
-from fleetplane.domains.proxies.audit import trail as audit_trail
+from fleetplane.domains.proxies import audit as audit_trail
+from fleetplane.domains.proxies.access import OPERATE, RAW, SYSTEM, Access, ProxyCaller
+from fleetplane.domains.proxies.kinds.records import SettingsSpec
+from fleetplane.domains.proxies.rules.configuration import Difference
+from fleetplane.domains.proxies.tenancy.logins import ProxyBearers
+from fleetplane.fleet.masking import masked, without_secrets
+from fleetplane.kernel.access import Permission
+from fleetplane.kernel.errors import PermissionDenied
 from fleetplane.kernel.resources import AnyResource
 from fleetplane.kernel.values.times import NS
 from fleetplane.web.rest import bodies
 from fleetplane.web.rest.problems import Code, Problem, Rejected
-from fleetplane.web.rest.routes import Answer, Call, Query, etag
+from fleetplane.web.rest.routes import Answer, Call, Headers, Query, etag
+
+
+class Gatekeeper:
+    def __init__(self, access: Access, bearers: ProxyBearers) -> None:
+        self._access = access
+        self._bearers = bearers
+
+    def authenticate(self, headers: Headers) -> ProxyCaller:
+        return self._bearers.of_header(headers.credential)
+
+    def of_token(self, token: str) -> ProxyCaller:
+        """The caller of a bearer token, for whatever else takes one."""
+        return self._bearers.of_token(token)
+
+    def admit(self, caller: ProxyCaller, permission: Permission | None, path: Mapping[str, str]) -> str:
+        if permission == SYSTEM:
+            if not caller.is_system_admin:
+                raise PermissionDenied("only a system administrator may do this")
+            return ""
+        return self._access.admit(caller, permission, path)
+
 
 V = TypeVar("V")
 
@@ -90,3 +122,48 @@ def window(query: Mapping[str, str], *, now_ns: int, longest_ns: int) -> tuple[i
         days = longest_ns // NS_PER_DAY
         raise Rejected(Problem(field="from", message=f"More than {days} days", code=Code.OUT_OF_RANGE))
     return from_ns, to_ns
+
+
+T = TypeVar("T")
+SETTINGS_SECTION = "settings"
+
+
+class Secrecy:
+    def __init__(self, access: Access) -> None:
+        self._access = access
+
+    def settings(self, call: ProxyCall, spec: SettingsSpec) -> SettingsSpec:
+        return spec if self._access.may(call.caller, RAW, call.scope) else without_secrets(spec)
+
+    def hosts(self, call: ProxyCall, view: T) -> T:
+        """A virtual host, an upstream, or a document with nothing but such in it."""
+        return view if self._access.may(call.caller, OPERATE, call.scope) else without_secrets(view)
+
+    def document(self, call: ProxyCall, whole: T) -> T:
+        """Anything that has settings beside hosts and upstreams."""
+        if self._access.may(call.caller, RAW, call.scope):
+            return whole
+        if not self._access.may(call.caller, OPERATE, call.scope):
+            return without_secrets(whole)
+        fields: dict[str, Any] = msgspec.to_builtins(whole)
+        if SETTINGS_SECTION in fields:
+            fields[SETTINGS_SECTION] = masked(fields[SETTINGS_SECTION])
+        return msgspec.convert(fields, type(whole))
+
+    def differences(self, call: ProxyCall, found: Iterator[Difference]) -> Iterator[Difference]:
+        raw, operate = (self._access.may(call.caller, right, call.scope) for right in (RAW, OPERATE))
+        for one in found:
+            if raw if one.section == SETTINGS_SECTION else operate:
+                yield one
+            else:
+                yield msgspec.structs.replace(
+                    one,
+                    fields={
+                        name: (masked(_plain(old), name), masked(_plain(new), name))
+                        for name, (old, new) in one.fields.items()
+                    },
+                )
+
+
+def _plain(value: object) -> Any:
+    return msgspec.to_builtins(value)

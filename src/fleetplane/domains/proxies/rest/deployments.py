@@ -1,4 +1,4 @@
-"""REST: what became of versions at agents, why an agent is as it is, and trying again."""
+"""REST: deployments of versions at agents, retries, and runs of commands at many agents."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from fleetplane.domains.proxies.access import OPERATE, READ
+from fleetplane.domains.proxies.agents.commands import printed
 from fleetplane.domains.proxies.agents.events import AgentEvent, AgentEvents
 from fleetplane.domains.proxies.agents.ports import AgentPresence, Deployer
 from fleetplane.domains.proxies.agents.registry import Agents
+from fleetplane.domains.proxies.agents.runs import ProxyCall as NginxCall
+from fleetplane.domains.proxies.agents.runs import ProxyCommand, ProxyOrder, ProxyRuns, ProxyRunSpec
 from fleetplane.domains.proxies.kinds.records import (
     AGENT,
     DEPLOYMENT,
@@ -21,16 +24,70 @@ from fleetplane.domains.proxies.kinds.records import (
 )
 from fleetplane.domains.proxies.kinds.values import AgentState, DeploymentState
 from fleetplane.domains.proxies.rest import views
-from fleetplane.domains.proxies.rest.common import PAGING, ProxyCall
+from fleetplane.domains.proxies.rest.common import PAGING, STOP_LIMIT_SECONDS, ProxyCall, actor
 from fleetplane.domains.proxies.rules.alerts import ALERT
 from fleetplane.domains.proxies.serving.workspaces import Workspaces
+from fleetplane.fleet.runs.channel import RunOrder
+from fleetplane.fleet.runs.rest import RunBody, RunRequests, RunRoutes, TargetResult
+from fleetplane.kernel.commands import CommandTarget
 from fleetplane.kernel.errors import Conflict, NotFound, Unavailable
 from fleetplane.kernel.reconcile import Reason
 from fleetplane.kernel.store import Store
 from fleetplane.kernel.values.times import spelled, spelled_or_null
 from fleetplane.web.rest.pages import Listing, in_order, listing, number, paging
-from fleetplane.web.rest.problems import Problem, Rejected
+from fleetplane.web.rest.problems import Code, Problem, Rejected
 from fleetplane.web.rest.routes import Answer, Route, RouteGroup
+
+
+class ProxyRunBody(RunBody, forbid_unknown_fields=True, kw_only=True):
+    command: ProxyCommand
+    force: bool = False
+    """With `restart`."""
+    graceful: bool = True
+    """With `reload` and `stop`."""
+    timeout_seconds: int = 30
+    """With `stop`: within how long NGINX has to end its connections."""
+
+
+def order(call: ProxyCall) -> ProxyOrder:
+    """What a request asks for. Agents have the usual time for an answer unless the policy gives another."""
+    body: ProxyRunBody = call.body
+    if not 0 <= body.timeout_seconds <= STOP_LIMIT_SECONDS:
+        message = f"Must be between 0 and {STOP_LIMIT_SECONDS}"
+        raise Rejected(Problem(field="timeout_seconds", message=message, code=Code.OUT_OF_RANGE))
+    asked = NginxCall(
+        command=body.command, force=body.force, graceful=body.graceful, timeout_seconds=body.timeout_seconds
+    )
+    return RunOrder(
+        scope=call.scope,
+        target=body.target.target(),
+        call=asked,
+        policy=body.policy.policy(deadline_seconds=asked.answer_seconds),
+        actor=actor(call),
+    )
+
+
+def run_routes(runs: ProxyRuns) -> RunRoutes[ProxyRunSpec, NginxCall]:
+    def result(target: CommandTarget) -> TargetResult:
+        assert target.status is not None
+        return TargetResult(message=target.status.detail, stdout=printed(runs.ledger, target))
+
+    requests: RunRequests[ProxyRunSpec, NginxCall] = RunRequests(
+        base="/workspaces/{workspace_id}",
+        tag="Runs",
+        read=READ,
+        operate=OPERATE,
+        body=ProxyRunBody,
+        order=order,
+        target=lambda spec: spec.target,
+        program=lambda spec: (spec.call.command, spec.call.arguments),
+        result=result,
+        actor=actor,
+        anywhere=True,
+        started_by=lambda name: name.partition("?")[0],  # what follows belongs to the audit log
+    )
+    return RunRoutes(runs, requests)
+
 
 _CONFIG = RouteGroup("Configuration")
 _AGENTS = RouteGroup("Agents")

@@ -25,6 +25,7 @@ from fleetplane.domains.proxies.rest.common import (
     NO_CONTENT,
     PAGING,
     ProxyCall,
+    Secrecy,
     actor,
     changes,
     created,
@@ -33,9 +34,8 @@ from fleetplane.domains.proxies.rest.common import (
     shown,
 )
 from fleetplane.domains.proxies.rules import deployment
+from fleetplane.domains.proxies.rules.configuration import CertificateUse, certificate_use
 from fleetplane.domains.proxies.rules.raw_text import RawRight, host_reason
-from fleetplane.domains.proxies.rules.secrecy import Secrecy
-from fleetplane.domains.proxies.rules.usage import CertificateUse, certificate_use
 from fleetplane.domains.proxies.serving.certificates import Certificates
 from fleetplane.domains.proxies.serving.hosts import Hosts
 from fleetplane.kernel.clock import Clock

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fleetplane.domains.proxies import audit as audit_trail
 from fleetplane.domains.proxies.access import ADMINISTER, OWN, READ, Access
-from fleetplane.domains.proxies.audit import trail as audit_trail
-from fleetplane.domains.proxies.audit.trail import AuditPage, AuditQuery, AuditTrail
+from fleetplane.domains.proxies.audit import AuditPage, AuditQuery, AuditTrail
 from fleetplane.domains.proxies.kinds.records import (
     MEMBERSHIP,
     ORGANIZATION,

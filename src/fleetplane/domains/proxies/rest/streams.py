@@ -24,13 +24,13 @@ from fleetplane.domains.proxies.rest.common import (
 )
 from fleetplane.domains.proxies.rest.views import ProxyShape
 from fleetplane.domains.proxies.serving.streams import Streams
-from fleetplane.domains.proxies.stream_options import (
+from fleetplane.domains.proxies.typed_options import (
+    AccessRule,
     StreamLimits,
     StreamProtocol,
     StreamRoute,
     StreamTimeouts,
 )
-from fleetplane.domains.proxies.typed_options import AccessRule
 from fleetplane.kernel.store import Store
 from fleetplane.kernel.values.times import spelled
 from fleetplane.web.rest.pages import Listing, in_order, listing, paging

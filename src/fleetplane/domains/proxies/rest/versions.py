@@ -25,12 +25,12 @@ from fleetplane.domains.proxies.kinds.records import (
     UpstreamSpec,
     VirtualHostSpec,
 )
-from fleetplane.domains.proxies.nginx.foreign import foreign_fault
 from fleetplane.domains.proxies.nginx.paths import ANYWHERE
+from fleetplane.domains.proxies.nginx.reading import foreign_fault
 from fleetplane.domains.proxies.nginx.site import VALIDATES_TYPED
 from fleetplane.domains.proxies.rest import bodies as requests
 from fleetplane.domains.proxies.rest import version_views as views
-from fleetplane.domains.proxies.rest.common import PAGING, ProxyCall, actor, commander
+from fleetplane.domains.proxies.rest.common import PAGING, ProxyCall, Secrecy, actor, commander
 from fleetplane.domains.proxies.rest.version_views import (
     AgentConfigView,
     DeploymentView,
@@ -43,7 +43,6 @@ from fleetplane.domains.proxies.rules import configuration, raw_text
 from fleetplane.domains.proxies.rules import validation as rules
 from fleetplane.domains.proxies.rules.configuration import authorities_of, upstream_authorities, upstreams_of
 from fleetplane.domains.proxies.rules.raw_text import RawRight
-from fleetplane.domains.proxies.rules.secrecy import Secrecy
 from fleetplane.domains.proxies.serving.bulk_changes import ImportOutcome, Rewriting
 from fleetplane.domains.proxies.serving.bundles import Bundle
 from fleetplane.domains.proxies.serving.hosts import normal, sealing

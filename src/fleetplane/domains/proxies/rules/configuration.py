@@ -1,4 +1,4 @@
-"""What a workspace serves at one version, and what one agent gets of it. Pure.
+"""What a workspace serves at one version, what one agent gets of it, and what uses a certificate. Pure.
 
 A version is a table of contents: for each object the digest of its content. The contents lie
 beside it as parts, each once, however many versions mention it. What one agent gets is worked
@@ -31,8 +31,9 @@ from fleetplane.domains.proxies.kinds.values import Location
 from fleetplane.domains.proxies.nginx.site import STREAMS, TYPED_OPTIONS
 from fleetplane.domains.proxies.rules import conflicts as clashes
 from fleetplane.domains.proxies.rules import reach
+from fleetplane.domains.proxies.rules.conflicts import targets
+from fleetplane.domains.proxies.rules.features import has_options, upstream_has_options
 from fleetplane.domains.proxies.rules.streams import stream_upstreams
-from fleetplane.domains.proxies.rules.typed.features import has_options, upstream_has_options
 from fleetplane.kernel.errors import IntegrityError
 
 PartLookup = Callable[[str], PartSpec | None]
@@ -421,3 +422,61 @@ def _object(part: PartSpec) -> dict[str, object]:
     )
     made: dict[str, object] = msgspec.to_builtins(found)
     return made
+
+
+class Named(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    name: str
+
+
+class CertificateUse(msgspec.Struct, frozen=True, kw_only=True):
+    presented_by: tuple[Named, ...]
+    """Virtual hosts that show it to clients."""
+    trusted_by: tuple[Named, ...]
+    """Virtual hosts that check clients against it."""
+    upstreams: tuple[Named, ...]
+    """Upstreams whose servers are checked against it, or shown it."""
+    agent_ids: tuple[str, ...]
+    """Agents that get its private key: those that serve one of its hosts, and no others."""
+
+
+def certificate_use(
+    identity: str,
+    hosts: Mapping[str, VirtualHostSpec],
+    upstreams: Mapping[str, UpstreamSpec],
+    agents: Mapping[str, Mapping[str, str]],
+) -> CertificateUse:
+    """`agents` are the labels of each, by id."""
+    presenting = {
+        name: host for name, host in hosts.items() if host.ssl_enabled and host.ssl_certificate_id == identity
+    }
+    showing = {
+        name: one
+        for name, one in upstreams.items()
+        if one.tls and identity in (one.tls.authority_id, one.tls.client_certificate_id)
+    }
+    keyed = {name for name, one in showing.items() if one.tls and one.tls.client_certificate_id == identity}
+    serving = [
+        *presenting.values(),
+        *(
+            host
+            for host in hosts.values()
+            if any(keyed & upstreams_of(location) for location in host.locations)
+        ),
+    ]
+    return CertificateUse(
+        presented_by=_named(presenting),
+        trusted_by=_named({name: one for name, one in hosts.items() if identity in authorities_of(one)}),
+        upstreams=_named(showing),
+        agent_ids=tuple(
+            sorted(
+                agent
+                for agent, labels in agents.items()
+                if any(targets(host.target_agents, agent, labels) for host in serving)
+            )
+        ),
+    )
+
+
+def _named(many: Mapping[str, VirtualHostSpec] | Mapping[str, UpstreamSpec]) -> tuple[Named, ...]:
+    return tuple(Named(id=identity, name=many[identity].name) for identity in sorted(many))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
-from fleetplane.domains.proxies.nginx import judging, quoting, rendering
+from fleetplane.domains.proxies.nginx import blocks, judging, rendering
 from fleetplane.domains.proxies.nginx.blocks import Directive
 from fleetplane.domains.proxies.nginx.paths import ANYWHERE
 from fleetplane.domains.proxies.nginx.table import DirectiveContext, TextAuthor
@@ -50,9 +50,9 @@ def text_fault(text: str) -> str:
     if any(0xD800 <= ord(character) <= 0xDFFF for character in text):
         return "Not valid Unicode text"
     try:
-        quoting.argument(text)
-    except quoting.Unrenderable:
-        return f"Longer than {quoting.ARGUMENT_LIMIT_BYTES} bytes"
+        blocks.argument(text)
+    except blocks.Unrenderable:
+        return f"Longer than {blocks.ARGUMENT_LIMIT_BYTES} bytes"
     return ""
 
 
@@ -62,7 +62,7 @@ def value_fault(value: str, *, name: str, contexts: Collection[DirectiveContext]
         return fault
     try:
         judging.raw({name: value}, contexts, ANYWHERE, where="")
-    except quoting.Unrenderable as error:
+    except blocks.Unrenderable as error:
         return capital(error.message.removeprefix(": ").removeprefix(f"{name}: "))
     return ""
 

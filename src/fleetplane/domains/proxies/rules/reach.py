@@ -14,16 +14,14 @@ import msgspec
 from fleetplane.domains.proxies.kinds.records import PartSpec, SettingsSpec
 from fleetplane.domains.proxies.nginx import checks, judging
 from fleetplane.domains.proxies.nginx.table import DirectiveContext
-from fleetplane.domains.proxies.rules import directives
+from fleetplane.domains.proxies.rules import directives, proxying
+from fleetplane.domains.proxies.rules.access import list_problems
 from fleetplane.domains.proxies.rules.conflicts import WorkspaceSurroundings
+from fleetplane.domains.proxies.rules.content import kept_problems, pages_problems
 from fleetplane.domains.proxies.rules.locations import reach_problems
+from fleetplane.domains.proxies.rules.proxying import listening_problems, tls_problems
+from fleetplane.domains.proxies.rules.shared import option_problems
 from fleetplane.domains.proxies.rules.streams import shape_problems
-from fleetplane.domains.proxies.rules.typed import proxying
-from fleetplane.domains.proxies.rules.typed.access import list_problems
-from fleetplane.domains.proxies.rules.typed.content import pages_problems
-from fleetplane.domains.proxies.rules.typed.shared import option_problems
-from fleetplane.domains.proxies.rules.typed.tls import listening_problems, tls_problems
-from fleetplane.domains.proxies.rules.typed.upkeep import kept_problems
 from fleetplane.web.rest.problems import Problem
 
 

@@ -1,4 +1,7 @@
-"""What a stream may be, and what it cannot be served together with. Pure."""
+"""What a stream may be, and what it cannot be served together with. Pure.
+
+Ports that streams may listen on: an allow-list of the server's owner. Pure.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from fleetplane.domains.proxies.kinds.records import StreamSpec, UpstreamSpec, V
 from fleetplane.domains.proxies.nginx.site import LACKS, STREAMS
 from fleetplane.domains.proxies.nginx.streams import unsuited
 from fleetplane.domains.proxies.rules import directives
+from fleetplane.domains.proxies.rules.access import rules_problems
 from fleetplane.domains.proxies.rules.conflicts import (
     WorkspaceSurroundings,
     may_meet,
@@ -17,9 +21,8 @@ from fleetplane.domains.proxies.rules.conflicts import (
     served_ports,
     targets,
 )
-from fleetplane.domains.proxies.rules.targeting import target_problems
-from fleetplane.domains.proxies.rules.typed.access import rules_problems
-from fleetplane.domains.proxies.rules.typed.features import unable_problem
+from fleetplane.domains.proxies.rules.features import unable_problem
+from fleetplane.domains.proxies.rules.texts import target_problems
 from fleetplane.web.rest.problems import Code, ConflictBlocker, Problem, Rejected
 
 STREAMS_PER_WORKSPACE: Final = 500

@@ -21,17 +21,15 @@ from fleetplane.domains.proxies.kinds.values import (
 )
 from fleetplane.domains.proxies.nginx import checks
 from fleetplane.domains.proxies.nginx.table import DirectiveContext
-from fleetplane.domains.proxies.rules import directives
+from fleetplane.domains.proxies.rules import directives, proxying
 from fleetplane.domains.proxies.rules.conflicts import WorkspaceSurroundings, host_clashes, served_names
+from fleetplane.domains.proxies.rules.content import cache_room_problems, kept_problems, pages_problems
+from fleetplane.domains.proxies.rules.features import feature_problems, upstream_feature_problems
 from fleetplane.domains.proxies.rules.locations import BLANK_OR_QUOTE, location_problems, place
+from fleetplane.domains.proxies.rules.proxying import listening_problems, tls_problems
+from fleetplane.domains.proxies.rules.shared import option_problems, raw_beside_access
 from fleetplane.domains.proxies.rules.streams import host_and_stream_clashes, upstream_of_streams_problems
-from fleetplane.domains.proxies.rules.targeting import target_problems
-from fleetplane.domains.proxies.rules.typed import proxying
-from fleetplane.domains.proxies.rules.typed.content import pages_problems
-from fleetplane.domains.proxies.rules.typed.features import feature_problems, upstream_feature_problems
-from fleetplane.domains.proxies.rules.typed.shared import option_problems, raw_beside_access
-from fleetplane.domains.proxies.rules.typed.tls import listening_problems, tls_problems
-from fleetplane.domains.proxies.rules.typed.upkeep import cache_room_problems, kept_problems
+from fleetplane.domains.proxies.rules.texts import target_problems
 from fleetplane.web.rest.problems import Code, ConflictBlocker, Problem, Rejected
 
 NAME_LIMIT = 100

@@ -24,8 +24,8 @@ from fleetplane.domains.proxies.kinds.unique import (
     register,
     unregister,
 )
+from fleetplane.domains.proxies.rules.access import list_problems
 from fleetplane.domains.proxies.rules.configuration import lists_of
-from fleetplane.domains.proxies.rules.typed.access import list_problems
 from fleetplane.domains.proxies.serving.basis import ServedReader, decided_again
 from fleetplane.domains.proxies.serving.workspaces import PutObject, WorkspaceBatch, WorkspacePlan, Workspaces
 from fleetplane.kernel.clock import Clock

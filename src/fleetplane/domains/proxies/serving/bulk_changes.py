@@ -40,8 +40,10 @@ from fleetplane.domains.proxies.rest import bodies as requests
 from fleetplane.domains.proxies.rules import conflicts as clashes
 from fleetplane.domains.proxies.rules import raw_text
 from fleetplane.domains.proxies.rules import validation as rules
+from fleetplane.domains.proxies.rules.access import list_problems
 from fleetplane.domains.proxies.rules.configuration import authorities_of, upstream_authorities
 from fleetplane.domains.proxies.rules.conflicts import HostNeighbours, WorkspaceSurroundings
+from fleetplane.domains.proxies.rules.content import cache_room_problems
 from fleetplane.domains.proxies.rules.raw_text import RawRight
 from fleetplane.domains.proxies.rules.streams import (
     STREAMS_PER_WORKSPACE,
@@ -50,8 +52,6 @@ from fleetplane.domains.proxies.rules.streams import (
     stream_problems,
     upstream_of_streams_problems,
 )
-from fleetplane.domains.proxies.rules.typed.access import list_problems
-from fleetplane.domains.proxies.rules.typed.upkeep import cache_room_problems
 from fleetplane.domains.proxies.serving import bundles
 from fleetplane.domains.proxies.serving.basis import decided_again
 from fleetplane.domains.proxies.serving.bundles import (

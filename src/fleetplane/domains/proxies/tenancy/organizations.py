@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from fleetplane.domains.proxies.agents.runs import PROXY_RUN
-from fleetplane.domains.proxies.audit.notes import notes_of
+from fleetplane.domains.proxies.audit import notes_of
 from fleetplane.domains.proxies.kinds.records import (
     ACCESS_LIST,
     AGENT,

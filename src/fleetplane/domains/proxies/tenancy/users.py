@@ -1,4 +1,4 @@
-"""Users of proxies: what a valid one is, their memberships, and the first of them.
+"""Users of proxies: validity, passwords, memberships, and the first administrator.
 
 A user is the profile of an account; `fleet.people.accounts` authenticates and changes both. A failed login
 answers the same for a wrong password, an unknown e-mail address and a disabled user.
@@ -26,7 +26,6 @@ from fleetplane.domains.proxies.kinds.unique import hold, refuse, register, unre
 from fleetplane.domains.proxies.kinds.values import OrganizationRole
 from fleetplane.domains.proxies.rules.validation import name_problems
 from fleetplane.domains.proxies.tenancy.members import is_owner
-from fleetplane.domains.proxies.tenancy.passwords import problems as password_problems
 from fleetplane.fleet.people.account_kind import Account
 from fleetplane.fleet.people.account_rules import AccountActions, AccountRules, Companion
 from fleetplane.fleet.people.accounts import Accounts
@@ -43,11 +42,20 @@ from fleetplane.kernel.errors import (
     Unauthenticated,
 )
 from fleetplane.kernel.identity import MasterKey
-from fleetplane.kernel.identity.passwords import LoginFailures
+from fleetplane.kernel.identity.passwords import LoginFailures, PasswordFault, fault
 from fleetplane.kernel.resources import Nothing
 from fleetplane.kernel.store import Draft, Store
 from fleetplane.kernel.values.ids import new_uuid
 from fleetplane.web.rest.problems import Code, ConflictBlocker, Problem
+
+_CODES = {PasswordFault.TOO_SHORT: Code.OUT_OF_RANGE, PasswordFault.TOO_LONG: Code.TOO_LONG}
+
+
+def problems(password: str, *, field: str) -> list[Problem]:
+    """Why a password cannot be set."""
+    found = fault(password)
+    return [] if found is None else [Problem(field=field, message=found.value, code=_CODES[found])]
+
 
 FAMILY = "proxies"
 """What these logins are called, and the door's name for their tokens and for API tokens."""
@@ -97,12 +105,12 @@ class UserRules(AccountRules[UserSpec, Nothing]):
 
     def checked(self, spec: UserSpec, password: str | None = None) -> UserSpec:
         spec = msgspec.structs.replace(spec, email=spec.email.strip().lower())
-        unsafe = password_problems(password, field="password") if password is not None else []
+        unsafe = problems(password, field="password") if password is not None else []
         refuse([*email_problems(spec.email), *_name(spec), *unsafe])
         return spec
 
     def check_password(self, password: str, *, field: str) -> None:
-        refuse(password_problems(password, field=field))
+        refuse(problems(password, field=field))
 
     def is_active(self, spec: UserSpec) -> bool:
         return not spec.disabled

@@ -1,4 +1,11 @@
-"""The fields of a line of the access log, as a row of texts."""
+"""The fields of a line of the access log, as a row of texts.
+
+Lines of the access log, from agents to the database and back. Pure.
+
+A line is a row of texts in the order of `FIELDS`, and lies so in the file: without names, which would be half
+of it. Agents send batches by column where they can, which spares both sides a map for every line; from others
+a row is read out of each line's map. What is in no field is not kept.
+"""
 
 from __future__ import annotations
 
@@ -80,3 +87,6 @@ def plain_fields(message: str, fields: Mapping[str, str]) -> Mapping[str, str] |
     if found is None:
         return None
     return {**{name: text or "" for name, text in found.groupdict().items()}, **fields}
+
+
+# Back.

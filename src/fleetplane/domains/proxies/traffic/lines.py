@@ -30,7 +30,6 @@ TEXT_LIMIT = 256
 BATCH_LIMIT = 20_000
 """Lines of one batch: agents send 500."""
 ERRORS: Final = "error"
-
 _METHOD, _HOST, _STATUS = (PLACE[name] for name in ("method", "host", "status"))
 _SEVERITIES: Final = {level: rank for rank, level in enumerate(LEVELS)}
 _UNRANKED: Final = _SEVERITIES["info"]
@@ -132,9 +131,6 @@ def _numbered(agent: Agent, time: int, number: int, message: str) -> str:
 def _unless_numbered(entry: pb.LogEntry, number: int) -> str:
     """The place in its batch of a line without an id, which comes again at the same place, if it does."""
     return "" if entry.fields.get("id") else str(number + 1)
-
-
-# Back.
 
 
 class _NamedLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

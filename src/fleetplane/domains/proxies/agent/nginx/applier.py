@@ -15,15 +15,17 @@ from typing import Final
 
 import structlog
 
-from fleetplane.domains.proxies.agent.nginx import change_journal as journals
+from fleetplane.domains.proxies.agent.nginx import confirmation as journals
 from fleetplane.domains.proxies.agent.nginx import parts
-from fleetplane.domains.proxies.agent.nginx.change_journal import (
+from fleetplane.domains.proxies.agent.nginx.confirmation import (
     ChangeJournal,
     ChangePhase,
+    Confirmed,
+    RefusedVersion,
+    Verdict,
     VersionState,
     VersionStatus,
 )
-from fleetplane.domains.proxies.agent.nginx.confirmation import Confirmed, RefusedVersion, Verdict
 from fleetplane.domains.proxies.agent.nginx.control import Nginx
 from fleetplane.domains.proxies.agent.nginx.releases import StagedVersion, StagedVersions
 from fleetplane.domains.proxies.agent.nginx.staging import (
@@ -32,10 +34,9 @@ from fleetplane.domains.proxies.agent.nginx.staging import (
     StagingStep,
     keep_busy_ports_aside,
     still_listed,
+    with_keys,
 )
-from fleetplane.domains.proxies.agent.nginx.trial_keys import with_keys
-from fleetplane.domains.proxies.nginx.checksum import checksum
-from fleetplane.domains.proxies.nginx.rendering import RENDERING, render
+from fleetplane.domains.proxies.nginx.rendering import RENDERING, checksum, render
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FailedPrecondition

@@ -26,10 +26,9 @@ from fleetplane.domains.proxies.agent.nginx.confirmation import (
     VersionTrial,
     WorkerLook,
 )
-from fleetplane.domains.proxies.agent.nginx.http_get import get_unix
+from fleetplane.domains.proxies.agent.nginx.http_get import StubStatus, get_unix, parse_stub_status
 from fleetplane.domains.proxies.agent.nginx.processes import Master
 from fleetplane.domains.proxies.agent.nginx.running import run
-from fleetplane.domains.proxies.agent.nginx.stub_status import StubStatus, parse_stub_status
 from fleetplane.domains.proxies.nginx.rendering import RELEASE_PATH, STATUS_PATH
 from fleetplane.domains.proxies.nginx.site import Binary, Site
 from fleetplane.kernel.clock import Clock

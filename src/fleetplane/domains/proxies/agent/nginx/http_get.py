@@ -1,17 +1,40 @@
-"""The smallest HTTP client that will do: one GET, one answer, a bound on each wait and each byte.
+"""A minimal HTTP client (one GET with bounded waits and bytes) and the reading of NGINX's `stub_status`.
 
-The node side asks its own NGINX and probes upstreams with it, many times a minute; a client
-library would be the heaviest thing the agent loads.
+The agent asks its own NGINX and probes upstreams with it, many times a minute; a client library would be the
+heaviest thing the agent loads.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+_TEXT: Final = re.compile(
+    rb"Active connections:\s*(\d+)\s+server accepts handled requests\s+(\d+)\s+(\d+)\s+(\d+)\s+"
+    rb"Reading:\s*(\d+)\s+Writing:\s*(\d+)\s+Waiting:\s*(\d+)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StubStatus:
+    active: int
+    accepted: int
+    handled: int
+    requests: int
+    reading: int
+    writing: int
+    waiting: int
+
+
+def parse_stub_status(text: bytes) -> StubStatus | None:
+    found = _TEXT.search(text)
+    return None if found is None else StubStatus(*(int(number) for number in found.groups()))
+
 
 ANSWER_LIMIT_BYTES: Final = 64 * 1024
 _REFUSED: Final = (OSError, ValueError, EOFError, asyncio.IncompleteReadError, asyncio.LimitOverrunError)

@@ -18,8 +18,7 @@ from typing import Final
 
 import msgspec
 
-from fleetplane.domains.proxies.nginx.checksum import checksum
-from fleetplane.domains.proxies.nginx.rendering import RENDERING, Rendered
+from fleetplane.domains.proxies.nginx.rendering import RENDERING, Rendered, checksum
 from fleetplane.domains.proxies.nginx.site import Paths
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.kernel.errors import IntegrityError, SettingsError

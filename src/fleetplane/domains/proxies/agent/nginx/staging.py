@@ -1,6 +1,7 @@
-"""Making a release that NGINX takes, out of as much of a configuration as it takes.
+"""Makes a release that NGINX takes, out of as much of a configuration as it takes: render, write, test.
 
-Renders, writes and tests; what goes live, and when, is the `applier`'s.
+Which release goes live, and when, is decided by the `applier`. A configuration that is only tested comes
+without private keys, so trials use generated ones.
 """
 
 from __future__ import annotations
@@ -11,17 +12,60 @@ import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 
-from fleetplane.domains.proxies.agent.nginx import parts, resolved_names
+from fleetplane.domains.proxies.agent.nginx import parts
 from fleetplane.domains.proxies.agent.nginx.control import Nginx
 from fleetplane.domains.proxies.agent.nginx.parts import Setting
 from fleetplane.domains.proxies.agent.nginx.releases import StagedVersion, StagedVersions
-from fleetplane.domains.proxies.nginx.checksum import checksum
+from fleetplane.domains.proxies.agent.nginx.resolved_names import by_address, names_of, resolve
+from fleetplane.domains.proxies.nginx.blocks import Unrenderable
 from fleetplane.domains.proxies.nginx.context import PartUnrenderable
-from fleetplane.domains.proxies.nginx.quoting import Unrenderable
-from fleetplane.domains.proxies.nginx.rendering import render
+from fleetplane.domains.proxies.nginx.rendering import checksum, render
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
+
+_LIFE = timedelta(days=1)
+
+
+def with_keys(candidate: pb.ConfigUpdate, served: pb.ConfigUpdate) -> pb.ConfigUpdate:
+    """The configuration with a key for every certificate: the one in service, else a generated pair."""
+    made = pb.ConfigUpdate()
+    made.CopyFrom(candidate)
+    for name, certificate in made.certificates.items():
+        if name in served.certificates:
+            certificate.CopyFrom(served.certificates[name])
+        else:
+            certificate.certificate_pem, certificate.private_key_pem = _pair(certificate.domain)
+    return made
+
+
+def _pair(domain: str) -> tuple[str, str]:
+    """A self-signed certificate for a name, and its key. Slow to import, and rarely needed."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, domain[:64] or "trial")])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _LIFE)
+        .not_valid_after(now + _LIFE)
+        .sign(key, hashes.SHA256())
+    )
+    pem = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    return certificate.public_bytes(serialization.Encoding.PEM).decode(), pem.decode()
+
 
 Down = Mapping[str, frozenset[str]]
 _STAMP = re.compile(r"\d{4}/\d\d/\d\d \d\d:\d\d:\d\d (\[\w+\]) \d+#\d+:(?: \*\d+)? ")
@@ -114,12 +158,12 @@ class Stager:
         """A release of an update as it can be served, `beside` being what is in service now."""
         name = f"{update.version}-{self._serial()}"
         in_service = frozenset(host.id for host in beside.virtual_hosts)
-        written = resolved_names.by_address(served, pinned or {}, down)
+        written = by_address(served, pinned or {}, down)
         try:
             rendered = render(
                 written, self._nginx.site, release=name, down=down, former=former, in_service=in_service
             )
-            resolved = await asyncio.to_thread(resolved_names.resolve, resolved_names.names_of(written))
+            resolved = await asyncio.to_thread(resolve, names_of(written))
             staged = await asyncio.to_thread(
                 self._releases.stage,
                 name,

@@ -22,8 +22,7 @@ from typing import Final
 
 import msgspec
 
-from fleetplane.domains.proxies.nginx.blocks import NginxBlock, Node
-from fleetplane.domains.proxies.nginx.quoting import Unrenderable
+from fleetplane.domains.proxies.nginx.blocks import NginxBlock, Node, Unrenderable
 from fleetplane.domains.proxies.nginx.reading import TEXT_LIMIT_BYTES, read
 from fleetplane.node import safe_open
 

@@ -1,4 +1,4 @@
-"""The NGINX that was found: looked at as often as somebody asks, never touched by looking."""
+"""The NGINX that was found on the machine: read on request, never changed."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from typing import Final
 
 import msgspec
 
-from fleetplane.domains.proxies.agent.nginx.http_get import get_tcp
+from fleetplane.domains.proxies.agent.nginx.http_get import StubStatus, get_tcp, parse_stub_status
 from fleetplane.domains.proxies.agent.nginx.running import run
-from fleetplane.domains.proxies.agent.nginx.stub_status import StubStatus, parse_stub_status
 from fleetplane.domains.proxies.agent.observing.configuration import (
     ConfigurationFile,
     ObservedConfiguration,

@@ -22,7 +22,7 @@ import msgspec
 import structlog
 
 from fleetplane.domains.proxies.agent.nginx.applier import ApplyOutcome, Report, VersionApplier
-from fleetplane.domains.proxies.agent.nginx.change_journal import VersionState, VersionStatus
+from fleetplane.domains.proxies.agent.nginx.confirmation import VersionState, VersionStatus
 from fleetplane.domains.proxies.agent.observing.observed import ObservedNginx
 from fleetplane.domains.proxies.agent.observing.origin import Origin, is_alive
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb

@@ -12,8 +12,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from fleetplane.domains.proxies.nginx import checks
-from fleetplane.domains.proxies.nginx.blocks import Node, block, directive
-from fleetplane.domains.proxies.nginx.quoting import Unrenderable
+from fleetplane.domains.proxies.nginx.blocks import Node, Unrenderable, block, directive
 from fleetplane.domains.proxies.nginx.typed.naming import INTERNAL, HostParts, tag
 from fleetplane.domains.proxies.typed_options import Access, AccessRule, BasicUser, ForwardAuth
 

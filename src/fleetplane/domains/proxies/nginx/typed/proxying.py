@@ -9,8 +9,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from fleetplane.domains.proxies.nginx.blocks import Directive, Node, block, directive
-from fleetplane.domains.proxies.nginx.quoting import Unrenderable
+from fleetplane.domains.proxies.nginx.blocks import Directive, Node, Unrenderable, block, directive
 from fleetplane.domains.proxies.nginx.typed.access import key_variable
 from fleetplane.domains.proxies.nginx.typed.naming import HostParts
 from fleetplane.domains.proxies.typed_options import (

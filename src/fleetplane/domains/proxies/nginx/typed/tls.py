@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from fleetplane.domains.proxies.nginx.blocks import Directive, directive
-from fleetplane.domains.proxies.nginx.quoting import Unrenderable
+from fleetplane.domains.proxies.nginx.blocks import Directive, Unrenderable, directive
 from fleetplane.domains.proxies.typed_options import HostOptions, Hsts
 
 HTTP_PORT: Final = 80

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from fleetplane.domains.proxies.nginx.blocks import Directive, block, directive
-from fleetplane.domains.proxies.nginx.quoting import Unrenderable
+from fleetplane.domains.proxies.nginx.blocks import Directive, Unrenderable, block, directive
 from fleetplane.domains.proxies.nginx.typed.naming import HostParts, tag
 from fleetplane.domains.proxies.typed_options import Cache, CacheZone, Logging
 

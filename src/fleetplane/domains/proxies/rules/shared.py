@@ -1,4 +1,4 @@
-"""Options that hosts and their locations have alike. Pure."""
+"""Rules of options that hosts and their locations share. Pure."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from fleetplane.domains.proxies.kinds.records import VirtualHostSpec
 from fleetplane.domains.proxies.kinds.values import Location
 from fleetplane.domains.proxies.nginx.typed.access import DECIDING
+from fleetplane.domains.proxies.rules import content as looks
+from fleetplane.domains.proxies.rules import proxying
+from fleetplane.domains.proxies.rules.access import access_problems
 from fleetplane.domains.proxies.rules.conflicts import WorkspaceSurroundings
-from fleetplane.domains.proxies.rules.typed import content as looks
-from fleetplane.domains.proxies.rules.typed import proxying
-from fleetplane.domains.proxies.rules.typed.access import access_problems
 from fleetplane.domains.proxies.typed_options import Access
 from fleetplane.web.rest.problems import Code, Problem
 

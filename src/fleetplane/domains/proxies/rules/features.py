@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterator
 
 from fleetplane.domains.proxies.kinds.records import UpstreamSpec, VirtualHostSpec
 from fleetplane.domains.proxies.nginx.site import LACKS, TYPED_OPTIONS
+from fleetplane.domains.proxies.rules import proxying
 from fleetplane.domains.proxies.rules.conflicts import WorkspaceSurroundings, targets
-from fleetplane.domains.proxies.rules.typed import tls
 from fleetplane.domains.proxies.typed_options import HOST_GROUPS, LOCATION_GROUPS, UPSTREAM_GROUPS
 from fleetplane.web.rest.problems import Code, Problem
 
@@ -27,7 +27,7 @@ def has_options(spec: VirtualHostSpec) -> bool:
 
 def needed(spec: VirtualHostSpec) -> Iterator[tuple[str, str]]:
     """Features that agents need for a host, each with the field that asks for it."""
-    yield from tls.host_needs(spec)
+    yield from proxying.host_needs(spec)
     places = [("", spec.access, spec.content)]
     places += [(f"locations.{at}.", one.access, one.content) for at, one in enumerate(spec.locations)]
     for place, access, content in places:

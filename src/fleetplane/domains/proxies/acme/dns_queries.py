@@ -10,7 +10,7 @@ import dns.name
 import dns.rdatatype
 import dns.resolver
 
-from fleetplane.domains.proxies.acme.errors import IssuanceFailed
+from fleetplane.domains.proxies.acme.orders import IssuanceFailed
 
 QUERY_SECONDS = 5.0
 SERVERS_LIMIT = 8

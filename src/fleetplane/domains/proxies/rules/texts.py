@@ -1,12 +1,73 @@
-"""Texts that callers give for typed options. Pure; allow-lists only."""
+"""Texts, addresses, networks and targets that callers give. Pure; allow-lists only."""
 
 from __future__ import annotations
 
+import ipaddress
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
+from fleetplane.domains.proxies.kinds.values import NamedAgents, SelectedAgents, TargetAgents
 from fleetplane.domains.proxies.rules import directives
+from fleetplane.domains.proxies.rules.conflicts import WorkspaceSurroundings
+from fleetplane.fleet import selectors
+from fleetplane.kernel.errors import InvalidArgument
 from fleetplane.web.rest.problems import Code, Problem
+
+AGENT_IDS_LIMIT = 1000
+
+
+def target_problems(target: TargetAgents, around: WorkspaceSurroundings) -> Iterator[Problem]:
+    """Agents that cannot be meant, by field."""
+    match target:
+        case SelectedAgents(label_selector=text):
+            try:
+                selectors.parse(text)
+            except InvalidArgument as error:
+                yield Problem(field="target_agents.label_selector", message=error.message)
+        case NamedAgents(agent_ids=ids):
+            if not 0 < len(ids) <= AGENT_IDS_LIMIT:
+                yield Problem(
+                    field="target_agents.agent_ids",
+                    message=f"Must name 1 to {AGENT_IDS_LIMIT} agents",
+                    code=Code.TOO_MANY if ids else Code.REQUIRED,
+                )
+            for index, agent in enumerate(ids):
+                if agent not in around.agents:
+                    yield Problem(
+                        field=f"target_agents.agent_ids.{index}",
+                        message="There is no such agent in this workspace",
+                        code=Code.UNKNOWN_REFERENCE,
+                    )
+
+
+NETWORKS_LIMIT = 256
+
+
+def network_fault(text: str) -> str:
+    """Why a text is not an address or a network; empty if it is."""
+    if not text.isascii() or "%" in text:
+        return "Must be an address or a network"
+    try:
+        ipaddress.ip_network(text)
+    except ValueError as error:
+        if "host bits" in str(error):
+            return f"Has bits beyond its prefix: the network is {ipaddress.ip_network(text, strict=False)}"
+        return "Must be an address such as 192.0.2.7 or a network such as 192.0.2.0/24"
+    return ""
+
+
+def networks_problems(
+    networks: Sequence[str], field: str, *, limit: int = NETWORKS_LIMIT
+) -> Iterator[Problem]:
+    if not networks:
+        yield Problem(field=field, message="At least one network is required", code=Code.REQUIRED)
+    if len(networks) > limit:
+        yield Problem(field=field, message=f"More than {limit} networks", code=Code.TOO_MANY)
+        return
+    for index, network in enumerate(networks):
+        if fault := network_fault(network):
+            yield Problem(field=f"{field}.{index}", message=fault)
+
 
 BODY_LIMIT_BYTES = 3000
 """Of a page that is written into the configuration, whose arguments have 4,000."""

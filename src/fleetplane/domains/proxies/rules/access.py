@@ -7,10 +7,11 @@ from collections.abc import Collection, Iterator, Sequence
 
 from fleetplane.domains.proxies.kinds.records import AccessListSpec
 from fleetplane.domains.proxies.rules import directives
-from fleetplane.domains.proxies.rules.typed.networks import network_fault, networks_problems
-from fleetplane.domains.proxies.rules.typed.texts import (
+from fleetplane.domains.proxies.rules.texts import (
     count_problems,
     header_name_fault,
+    network_fault,
+    networks_problems,
     range_problems,
     url_fault,
 )

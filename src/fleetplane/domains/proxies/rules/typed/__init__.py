@@ -1,1 +1,0 @@
-"""What typed options may say, one module for each group. Pure."""
