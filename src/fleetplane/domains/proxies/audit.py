@@ -46,7 +46,7 @@ from fleetplane.kernel.access import covers
 from fleetplane.kernel.audit import chain as audit
 from fleetplane.kernel.identity import MasterKey
 from fleetplane.kernel.resources import AnyResource, Key
-from fleetplane.kernel.store import Beside, Draft, Store
+from fleetplane.kernel.store import Draft, HookedChange, Store
 from fleetplane.kernel.values.times import spelled
 
 Changes = dict[str, tuple[Any, Any]]
@@ -146,11 +146,11 @@ class AuditNotes:
         self._store = store
         self._master = master
         self._turns = count()
-        store.accompany(self._beside)
+        store.add_hook(self._commit_hook)
 
     # Writing.
 
-    def _beside(self, actor: str, action: str, touches: Collection[Key]) -> Beside | None:
+    def _commit_hook(self, actor: str, action: str, touches: Collection[Key]) -> HookedChange | None:
         name, circumstances, about = actor.partition("?")
         if not circumstances or not name.startswith(CALLERS):
             return None
@@ -163,7 +163,7 @@ class AuditNotes:
         def change(draft: Draft, _value: Any) -> None:
             self._note(draft, scope, slot, name=name, action=action, request_id=said)
 
-        return Beside(change=change, touches=frozenset({AUDIT_NOTE.key(scope, slot)}))
+        return HookedChange(change=change, touches=frozenset({AUDIT_NOTE.key(scope, slot)}))
 
     def _note(self, draft: Draft, scope: str, slot: str, *, name: str, action: str, request_id: str) -> None:
         differences = [(before, after) for before, after in draft.differences() if before is not after]

@@ -36,7 +36,7 @@ from fleetplane.domains.proxies.kinds.records import organization_of, workspace_
 from fleetplane.domains.proxies.serving.certificates import Material, material, names_for
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.identity import MasterKey
-from fleetplane.kernel.identity.sealed_secret import ReplacedMeanwhile, SealedSecret
+from fleetplane.kernel.identity.master_key import ReplacedMeanwhile, SealedSecret
 from fleetplane.kernel.store import Store
 
 if TYPE_CHECKING:
