@@ -205,11 +205,11 @@ def test_an_upstream_is_deleted_or_referred_to_never_both() -> None:
             spec = UpstreamSpec(
                 name="app", algorithm=Algorithm.ROUND_ROBIN, servers=(UpstreamServer(address="10.0.0.1:80"),)
             )
-            upstream = await one.hosts.create_upstream(scope, spec, actor=ACTOR)
+            upstream = await one.hosts.upstreams.create(scope, spec, actor=ACTOR)
             await _known(two)
             first, second = (one, two) if number % 2 else (two, one)
             found = await _at_once(
-                first.hosts.delete_upstream(scope, upstream.name, if_match=None, actor=ACTOR),
+                first.hosts.upstreams.delete(scope, upstream.name, if_match=None, actor=ACTOR),
                 second.hosts.create(scope, _host("www", upstream=upstream.name), actor=ACTOR),
             )
             assert len(_refused(found)) == 1, found

@@ -17,7 +17,6 @@ from fleetplane.domains.boards.inventory.clusters import Clusters
 from fleetplane.domains.boards.pins.devices import Devices
 from fleetplane.domains.edge.server import BLUEPRINT as EDGE
 from fleetplane.domains.proxies.kinds.records import OrganizationSpec
-from fleetplane.domains.proxies.serving.access_lists import AccessLists
 from fleetplane.domains.proxies.serving.certificates import (
     LETS_ENCRYPT,
     SELF_SIGNED,
@@ -25,8 +24,8 @@ from fleetplane.domains.proxies.serving.certificates import (
     OfferedIssuers,
 )
 from fleetplane.domains.proxies.serving.hosts import Hosts
+from fleetplane.domains.proxies.serving.named import AccessLists, Streams
 from fleetplane.domains.proxies.serving.private_keys import Vault
-from fleetplane.domains.proxies.serving.streams import Streams
 from fleetplane.domains.proxies.serving.workspaces import Workspaces
 from fleetplane.domains.proxies.tenancy.organizations import TenancyPlaces
 

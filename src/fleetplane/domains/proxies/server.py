@@ -32,10 +32,9 @@ from fleetplane.domains.proxies.resources import RESOURCES
 from fleetplane.domains.proxies.rest.assembly import ProxyRest, RestOptions
 from fleetplane.domains.proxies.rollout import WorkspaceConfiguration, is_held
 from fleetplane.domains.proxies.rules.ports import ANY_PORT, PortRanges
-from fleetplane.domains.proxies.serving.access_lists import AccessLists
 from fleetplane.domains.proxies.serving.hosts import Hosts
+from fleetplane.domains.proxies.serving.named import AccessLists, Streams
 from fleetplane.domains.proxies.serving.private_keys import Vault
-from fleetplane.domains.proxies.serving.streams import Streams
 from fleetplane.domains.proxies.serving.workspaces import Workspaces
 from fleetplane.fleet.explain import ExplainedKind, Explainer
 from fleetplane.fleet.feeds.ring import EventRing

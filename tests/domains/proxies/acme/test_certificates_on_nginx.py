@@ -152,7 +152,7 @@ async def gateway(chain: Chain) -> Certificate:
     fleet = chain.fleet
     spec = CertificateSpec(domain=DOMAIN, provider="letsencrypt", auto_renew=True)
     certificate = await chain.side.certificates.request(fleet.scope, spec, actor=BOSS)
-    upstream = await fleet.hosts.create_upstream(
+    upstream = await fleet.hosts.upstreams.create(
         fleet.scope,
         UpstreamSpec(
             name="api-backend",

@@ -279,7 +279,7 @@ async def test_every_field_of_a_host_and_its_upstream_arrives(rig: Rig) -> None:
         UpstreamServer,
     )
 
-    upstream = await rig.hosts.create_upstream(
+    upstream = await rig.hosts.upstreams.create(
         rig.scope,
         UpstreamSpec(
             name="api-backend",

@@ -15,10 +15,9 @@ from fleetplane.domains.proxies.kinds.records import (
     workspace_scope,
 )
 from fleetplane.domains.proxies.rules.raw_text import RawRight
-from fleetplane.domains.proxies.serving.access_lists import AccessLists
 from fleetplane.domains.proxies.serving.certificates import Certificates
 from fleetplane.domains.proxies.serving.hosts import Hosts
-from fleetplane.domains.proxies.serving.streams import Streams
+from fleetplane.domains.proxies.serving.named import AccessLists, Streams
 from fleetplane.domains.proxies.serving.workspaces import WorkspaceBatch, Workspaces
 from fleetplane.domains.proxies.tenancy.organizations import SLUG
 from fleetplane.fleet.resources.declaration import ViewReader, WriteCall

@@ -63,14 +63,14 @@ def put_upstream(call: WriteCall) -> Upstream:
         spec = with_known_secrets(spec, stored.spec)
     refuse(masked_values(spec))
     identity = call.new_id() if stored is None else stored.name
-    return domain.hosts.put_upstream_in(batch_of(call), scope, identity, spec)
+    return domain.hosts.upstreams.put_in(batch_of(call), scope, identity, spec)
 
 
 def delete_upstream(call: WriteCall) -> None:
     """Delete an upstream that no virtual host refers to."""
     domain: ProxyParts = call.domain
     assert call.stored is not None
-    domain.hosts.delete_upstream_in(batch_of(call), call.stored)
+    domain.hosts.upstreams.delete_in(batch_of(call), call.stored)
 
 
 # Virtual hosts.

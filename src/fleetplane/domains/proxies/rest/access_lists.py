@@ -20,7 +20,7 @@ from fleetplane.domains.proxies.rest.common import (
     if_match,
     shown,
 )
-from fleetplane.domains.proxies.serving.access_lists import AccessLists
+from fleetplane.domains.proxies.serving.named import AccessLists
 from fleetplane.kernel.store import Store
 from fleetplane.web.rest.pages import Listing, in_order, listing, paging
 from fleetplane.web.rest.routes import Answer, Route, RouteGroup

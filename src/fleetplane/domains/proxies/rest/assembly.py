@@ -41,13 +41,12 @@ from fleetplane.domains.proxies.rest.organizations import PlaceRoutes
 from fleetplane.domains.proxies.rest.streams import StreamRoutes
 from fleetplane.domains.proxies.rest.telemetry import RecordRoutes, TrafficRoutes
 from fleetplane.domains.proxies.rest.versions import VersionRoutes
-from fleetplane.domains.proxies.serving.access_lists import AccessLists
 from fleetplane.domains.proxies.serving.bulk_changes import Rewriting
 from fleetplane.domains.proxies.serving.certificates import Certificates, OfferedIssuers
 from fleetplane.domains.proxies.serving.dns_zones import DnsZoneRecords
 from fleetplane.domains.proxies.serving.hosts import Hosts
+from fleetplane.domains.proxies.serving.named import AccessLists, Streams
 from fleetplane.domains.proxies.serving.private_keys import Vault
-from fleetplane.domains.proxies.serving.streams import Streams
 from fleetplane.domains.proxies.serving.workspaces import Workspaces
 from fleetplane.domains.proxies.tenancy.logins import ProxyBearers, ProxyLogins, logins_of
 from fleetplane.domains.proxies.tenancy.members import ApiTokens, Members

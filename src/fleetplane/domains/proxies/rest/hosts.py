@@ -234,16 +234,16 @@ class ServedRoutes:
         """Create an upstream."""
         body: requests.CreateUpstream = call.body
         answer = call.answering(lambda made: created(views.upstream(made), made, "upstreams"))
-        return answer(await self._hosts.create_upstream(call.scope, body.spec(), actor=actor(call)))
+        return answer(await self._hosts.upstreams.create(call.scope, body.spec(), actor=actor(call)))
 
     async def upstream(self, call: ProxyCall) -> Answer[views.UpstreamView]:
         """Get an upstream."""
-        found = self._hosts.upstream(call.scope, call.path["upstream_id"])
+        found = self._hosts.upstreams.get(call.scope, call.path["upstream_id"])
         return shown(views.upstream(found), found)
 
     async def update_upstream(self, call: ProxyCall) -> Answer[views.UpstreamView]:
         """Change an upstream."""
-        updated = await self._hosts.update_upstream(
+        updated = await self._hosts.upstreams.update(
             call.scope,
             call.path["upstream_id"],
             changes(call.body),
@@ -254,7 +254,7 @@ class ServedRoutes:
 
     async def delete_upstream(self, call: ProxyCall) -> Answer[None]:
         """Delete an upstream."""
-        await self._hosts.delete_upstream(
+        await self._hosts.upstreams.delete(
             call.scope, call.path["upstream_id"], if_match=if_match(call), actor=actor(call)
         )
         return done()

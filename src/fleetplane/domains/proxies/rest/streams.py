@@ -23,7 +23,7 @@ from fleetplane.domains.proxies.rest.common import (
     shown,
 )
 from fleetplane.domains.proxies.rest.views import ProxyShape
-from fleetplane.domains.proxies.serving.streams import Streams
+from fleetplane.domains.proxies.serving.named import Streams
 from fleetplane.domains.proxies.typed_options import (
     AccessRule,
     StreamLimits,

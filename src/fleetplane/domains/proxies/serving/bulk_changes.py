@@ -62,7 +62,8 @@ from fleetplane.domains.proxies.serving.bundles import (
     BundledStream,
     BundledUpstream,
 )
-from fleetplane.domains.proxies.serving.hosts import NAME, sealing, settings_problems
+from fleetplane.domains.proxies.serving.hosts import sealing, settings_problems
+from fleetplane.domains.proxies.serving.named import NAME
 from fleetplane.domains.proxies.serving.workspaces import PutObject, WorkspacePlan, Workspaces
 from fleetplane.fleet.masking import masked_values
 from fleetplane.kernel.clock import Clock

@@ -1,4 +1,4 @@
-"""Virtual hosts, upstreams and a workspace's settings: what is served, and from where."""
+"""Virtual hosts and settings of a workspace."""
 
 from __future__ import annotations
 
@@ -7,28 +7,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from msgspec import UNSET
 
 from fleetplane.domains.proxies.kinds.passwords import has_passwords, sealed, with_known_passwords
 from fleetplane.domains.proxies.kinds.records import (
     SETTINGS,
     SETTINGS_NAME,
-    STREAM,
-    UPSTREAM,
     VIRTUAL_HOST,
     SettingsSpec,
-    Upstream,
-    UpstreamSpec,
     VirtualHost,
     VirtualHostSpec,
     WorkspaceSettings,
 )
 from fleetplane.domains.proxies.kinds.unique import (
     check_match,
-    claim_unique,
-    hold,
-    holders,
-    move_unique,
     refuse,
     register,
     unregister,
@@ -36,21 +27,18 @@ from fleetplane.domains.proxies.kinds.unique import (
 from fleetplane.domains.proxies.nginx import judging
 from fleetplane.domains.proxies.rules import directives, raw_text
 from fleetplane.domains.proxies.rules import validation as rules
-from fleetplane.domains.proxies.rules.configuration import upstreams_of
 from fleetplane.domains.proxies.rules.conflicts import WorkspaceSurroundings
 from fleetplane.domains.proxies.rules.raw_text import RawRight
-from fleetplane.domains.proxies.rules.streams import stream_upstreams
 from fleetplane.domains.proxies.serving.basis import ServedReader, decided_again
+from fleetplane.domains.proxies.serving.named import Upstreams, changed, require_room
 from fleetplane.domains.proxies.serving.workspaces import PutObject, WorkspaceBatch, WorkspacePlan, Workspaces
-from fleetplane.domains.proxies.typed_options import HOST_GROUPS, UPSTREAM_GROUPS
+from fleetplane.domains.proxies.typed_options import HOST_GROUPS
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FailedPrecondition, NotFound
-from fleetplane.kernel.resources import AnyKind
 from fleetplane.kernel.store import Store
 from fleetplane.kernel.values.ids import new_uuid
-from fleetplane.web.rest.problems import Code, Problem
+from fleetplane.web.rest.problems import Problem
 
-NAME = "name"
 PARSED_AT_ONCE = 50
 """Raw directives that are judged on the event loop: a quarter of a millisecond each."""
 
@@ -70,6 +58,7 @@ class Hosts:
         self._store = store
         self._clock = clock
         self._workspaces = workspaces
+        self.upstreams = Upstreams(store, clock, workspaces)
 
     # Virtual hosts.
 
@@ -109,7 +98,7 @@ class Hosts:
         async with self._workspaces.editing(scope):
             before = self.get(scope, identity)
             check_match(if_match, before)
-            spec = normal(msgspec.structs.replace(before.spec, **_without_groups(given)))
+            spec = normal(changed(before.spec, given, HOST_GROUPS))
             spec = with_known_passwords(spec, before.spec)
             await _accept(spec, self._workspaces.surroundings(scope, without=identity))
             spec = await sealing(spec)
@@ -174,74 +163,10 @@ class Hosts:
         raw: RawRight | None,
         at: ServedReader,
     ) -> None:
-        _room_for(at, scope, VIRTUAL_HOST, rules.HOSTS_PER_WORKSPACE)
+        require_room(at, scope, VIRTUAL_HOST, rules.HOSTS_PER_WORKSPACE)
         plan.puts.append(PutObject(kind=VIRTUAL_HOST, name=identity, spec=spec))
         _decide_raw(plan, scope, identity, spec, raw)
         plan.also.append(lambda draft: register(draft, VIRTUAL_HOST, scope, identity))
-
-    # Upstreams.
-
-    def upstream(self, scope: str, identity: str) -> Upstream:
-        found = self._store.get(UPSTREAM, scope, identity)
-        if found is None:
-            raise NotFound("upstream not found")
-        return found
-
-    @decided_again
-    async def create_upstream(self, scope: str, spec: UpstreamSpec, *, actor: str) -> Upstream:
-        async with self._workspaces.editing(scope):
-            self._workspaces.require(scope)
-            rules.accept_upstream(spec, self._workspaces.surroundings(scope))
-            identity = new_uuid(self._clock)
-            plan = self._workspaces.plan(scope, cause="upstream.create", subject=identity, actor=actor)
-            _create_upstream(plan, scope, identity, spec, at=self._store)
-            made: Upstream = await self._workspaces.commit(scope, plan)
-            return made
-
-    @decided_again
-    async def update_upstream(
-        self, scope: str, identity: str, given: dict[str, Any], *, if_match: str | None, actor: str
-    ) -> Upstream:
-        async with self._workspaces.editing(scope):
-            before = self.upstream(scope, identity)
-            check_match(if_match, before)
-            spec = msgspec.structs.replace(before.spec, **_without_groups(given))
-            rules.accept_upstream(spec, self._workspaces.surroundings(scope), identity=identity)
-            plan = self._workspaces.plan(scope, cause="upstream.update", subject=identity, actor=actor)
-            _update_upstream(plan, scope, spec, before=before)
-            written: Upstream = await self._workspaces.commit(scope, plan)
-            return written
-
-    @decided_again
-    async def delete_upstream(self, scope: str, identity: str, *, if_match: str | None, actor: str) -> None:
-        async with self._workspaces.editing(scope):
-            upstream = self.upstream(scope, identity)
-            check_match(if_match, upstream)
-            plan = self._workspaces.plan(scope, cause="upstream.delete", subject=identity, actor=actor)
-            _delete_upstream(plan, scope, upstream, at=self._store)
-            await self._workspaces.commit(scope, plan)
-
-    def put_upstream_in(
-        self, batch: WorkspaceBatch, scope: str, identity: str, spec: UpstreamSpec
-    ) -> Upstream:
-        """Create or replace an upstream in a batch's draft."""
-        self._workspaces.require(scope, at=batch.draft)
-        rules.accept_upstream(spec, self._workspaces.surroundings(scope, at=batch.draft), identity=identity)
-        before = batch.draft.get(UPSTREAM, scope, identity)
-        cause = "upstream.create" if before is None else "upstream.update"
-        plan = batch.plan(scope, cause=cause, subject=identity)
-        if before is None:
-            _create_upstream(plan, scope, identity, spec, at=batch.draft)
-        else:
-            _update_upstream(plan, scope, spec, before=before)
-        written: Upstream = batch.write(scope, plan)[identity]
-        return written
-
-    def delete_upstream_in(self, batch: WorkspaceBatch, upstream: Upstream) -> None:
-        """Delete an upstream in a batch's draft."""
-        plan = batch.plan(upstream.scope, cause="upstream.delete", subject=upstream.name)
-        _delete_upstream(plan, upstream.scope, upstream, at=batch.draft)
-        batch.write(upstream.scope, plan)
 
     # Settings.
 
@@ -307,38 +232,6 @@ def _delete(plan: WorkspacePlan, scope: str, host: VirtualHost, *, raw: RawRight
     plan.also.append(lambda draft: unregister(draft, VIRTUAL_HOST, scope, host.name))
 
 
-def _create_upstream(
-    plan: WorkspacePlan, scope: str, identity: str, spec: UpstreamSpec, *, at: ServedReader
-) -> None:
-    _room_for(at, scope, UPSTREAM, rules.UPSTREAMS_PER_WORKSPACE)
-    plan.puts.append(PutObject(kind=UPSTREAM, name=identity, spec=spec))
-    plan.also.append(lambda draft: claim_unique(draft, UPSTREAM, scope, NAME, spec.name, identity))
-    plan.also.append(lambda draft: register(draft, UPSTREAM, scope, identity))
-
-
-def _update_upstream(plan: WorkspacePlan, scope: str, spec: UpstreamSpec, *, before: Upstream) -> None:
-    identity, name = before.name, before.spec.name
-    plan.puts.append(PutObject(kind=UPSTREAM, name=identity, spec=spec, before=before))
-    plan.also.append(lambda draft: move_unique(draft, UPSTREAM, scope, NAME, name, spec.name, identity))
-
-
-def _delete_upstream(plan: WorkspacePlan, scope: str, upstream: Upstream, *, at: ServedReader) -> None:
-    identity = upstream.name
-    using = [
-        host
-        for host in at.list(VIRTUAL_HOST, scope)
-        if any(identity in upstreams_of(location) for location in host.spec.locations)
-    ]
-    streaming = [one for one in at.list(STREAM, scope) if identity in stream_upstreams(one.spec)]
-    hold(
-        "the upstream is referenced",
-        [*holders("locations", "virtual host", using), *holders("upstream_id", "stream", streaming)],
-    )
-    plan.deletes.append(upstream)
-    plan.also.append(lambda draft: draft.release(UPSTREAM, scope, NAME, upstream.spec.name, identity))
-    plan.also.append(lambda draft: unregister(draft, UPSTREAM, scope, identity))
-
-
 def _put_settings(
     plan: WorkspacePlan,
     scope: str,
@@ -350,17 +243,6 @@ def _put_settings(
     if raw is not None:
         plan.also.append(lambda draft: raw_text.decide_settings(draft, raw, scope, spec))
     plan.puts.append(PutObject(kind=SETTINGS, name=SETTINGS_NAME, spec=spec, before=before))
-
-
-def _room_for(at: ServedReader, scope: str, kind: AnyKind, limit: int) -> None:
-    if at.count(kind, scope) >= limit:
-        refuse([Problem(field="", message=f"The workspace has {limit} already", code=Code.TOO_MANY)])
-
-
-def _without_groups(given: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a change, with groups of options taken away where it says null."""
-    groups = HOST_GROUPS | UPSTREAM_GROUPS
-    return {name: UNSET if value is None and name in groups else value for name, value in given.items()}
 
 
 async def sealing(spec: VirtualHostSpec) -> VirtualHostSpec:
