@@ -10,7 +10,7 @@ import pytest
 
 from fleetplane.domains.boards.agent import registration as boards
 from fleetplane.domains.edge.agent import endpoint as edge
-from fleetplane.domains.gpus.agent import device_api as gpus
+from fleetplane.domains.gpus.agent import session as gpus
 from fleetplane.domains.instances.agent import transport as instances
 from fleetplane.domains.proxies.agent import enrolment as proxies
 from fleetplane.kernel.errors import PermissionDenied, SettingsError, Unauthenticated

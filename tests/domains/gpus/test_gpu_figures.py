@@ -10,7 +10,7 @@ import grpc
 import pytest
 from domains.gpus.device_api import DeviceApi, device_api
 
-from fleetplane.domains.gpus import figures
+from fleetplane.domains.gpus import releases
 from fleetplane.domains.gpus.kinds import GPU, SCOPE
 from fleetplane.domains.gpus.resources import PROVIDER, ProviderSpecView
 from fleetplane.fleet import figures_service
@@ -44,8 +44,8 @@ async def test_what_a_provider_measures_is_kept_with_how_the_gpu_is(tmp_path: Pa
         )
         assert answer.next_seconds == figures_service.NEXT_SECONDS
         assert latest(api) == {
-            "a": {"gpuPercent": 50.0, "temperatureCelsius": 71.5, figures.WRONG: 1.0},
-            "b": {figures.WRONG: 0.0},
+            "a": {"gpuPercent": 50.0, "temperatureCelsius": 71.5, releases.WRONG: 1.0},
+            "b": {releases.WRONG: 0.0},
         }
         assert api.domain.figures.refused == 3
 
@@ -57,15 +57,15 @@ async def test_the_server_notes_how_gpus_are_that_nobody_measures(tmp_path: Path
             await api.set_condition(name, "Ready", status, provider="p")
         await report(api, d={"gpuPercent": 5.0})
         domain = api.domain
-        figures.look(domain.stored_gpus(), domain.figures, domain.provider_figures)
+        releases.look(domain.stored_gpus(), domain.figures, domain.provider_figures)
         assert latest(api) == {
-            "a": {figures.WRONG: 0.0},
-            "b": {figures.WRONG: 1.0},
-            "c": {figures.WRONG: 1.0},
-            "d": {"gpuPercent": 5.0, figures.WRONG: 0.0},
+            "a": {releases.WRONG: 0.0},
+            "b": {releases.WRONG: 1.0},
+            "c": {releases.WRONG: 1.0},
+            "d": {"gpuPercent": 5.0, releases.WRONG: 0.0},
         }, "what the provider told is not covered up"
         provider = made_up(PROVIDER, "p", spec=ProviderSpecView(), scope=SCOPE)
-        [counted] = (await figures.provider_figures(domain, [provider])).values()
+        [counted] = (await releases.provider_figures(domain, [provider])).values()
         assert counted.values == {"healthyGpus": 2.0, "unhealthyGpus": 1.0, "unknownGpus": 1.0}
 
 

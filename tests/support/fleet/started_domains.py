@@ -12,7 +12,8 @@ from support.instances.instances_lab import CONFIG_PATH, document
 from fleetplane.domains.blueprint import Kernel
 from fleetplane.domains.boards.core import BoardOptions
 from fleetplane.domains.boards.server import BoardDomain
-from fleetplane.domains.edge.server import EdgeDomain, EdgeOptions
+from fleetplane.domains.edge.server import EdgeDomain
+from fleetplane.domains.edge.settings import EdgeSettings
 from fleetplane.domains.gpus.rules import GpuPolicy
 from fleetplane.domains.gpus.server import GpuDomain
 from fleetplane.domains.gpus.wire import GpuDialect
@@ -31,7 +32,7 @@ def started_domains(folder: Path, configuration: Mapping[str, Any] | None = None
     """How to start each; `configuration` is that of instances, by default one group of two workers."""
 
     async def edge(kernel: Kernel) -> EdgeDomain:
-        return await EdgeDomain.create(kernel, EdgeOptions(version="test"))
+        return await EdgeDomain.create(kernel, EdgeSettings(), version="test")
 
     async def instances(kernel: Kernel) -> InstanceDomain:
         objects = LocalObjects(folder / "objects")

@@ -10,7 +10,7 @@ DOMAIN = Declaration(
     order=50,
     settings="fleetplane.domains.edge.settings:EdgeSettings",
     server="fleetplane.domains.edge.server:BLUEPRINT",
-    build="fleetplane.domains.edge.build:build",
+    build="fleetplane.domains.edge.server:build",
     listeners=(
         Listener(
             name="edge",

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from functools import partial
-from urllib.parse import urlsplit
 
 from prometheus_client.registry import Collector
 
-from fleetplane.domains.blueprint import Blueprint, Kernel, Service
+from fleetplane.domains.blueprint import Blueprint, Kernel, ServerContext, Service
 from fleetplane.domains.edge import access, releases
 from fleetplane.domains.edge.desired import DESIRED, WRITERS
 from fleetplane.domains.edge.explain import DaemonExplainer, WorkerExplainer
-from fleetplane.domains.edge.grpc.relay import Relay, RelayOptions
+from fleetplane.domains.edge.grpc.relay import Relay
 from fleetplane.domains.edge.identity import assembly as identity_side
 from fleetplane.domains.edge.identity.assembly import IdentitySide
 from fleetplane.domains.edge.identity.challenges import SWEEP_SECONDS as CHALLENGES_SWEEP_SECONDS
@@ -28,6 +26,7 @@ from fleetplane.domains.edge.resources import RESOURCES
 from fleetplane.domains.edge.rest.assembly import EdgeRest
 from fleetplane.domains.edge.rollout import LayerConfiguration
 from fleetplane.domains.edge.runs.channel import EDGE_RUN, EdgeChannel, EdgeRuns, NodesOf
+from fleetplane.domains.edge.settings import EdgeSettings
 from fleetplane.domains.edge.streams.assembly import StreamOptions, StreamSide
 from fleetplane.domains.edge.wire.messages import CommandProgress
 from fleetplane.fleet.explain import ExplainedKind, Explainer, TokenReaders
@@ -79,18 +78,8 @@ BLUEPRINT = Blueprint(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EdgeOptions:
-    version: str
-    public_endpoint: str = ""
-    """Where daemons dial in; the first address of our listener when empty."""
-    issuer: str = ""
-    identity: IdentityPolicy = field(default_factory=IdentityPolicy)
-    streams: StreamOptions = field(default_factory=StreamOptions)
-    deadline_seconds: float = 60.0
-    shipped_shapes: bool = False
-    relay: RelayOptions | None = None
-    """The server that has the daemons, where that is another one."""
+async def build(settings: EdgeSettings, context: ServerContext, kernel: Kernel) -> EdgeDomain:
+    return await EdgeDomain.create(kernel, settings, version=context.version)
 
 
 class DaemonEndpoint:
@@ -110,17 +99,18 @@ class EdgeDomain:
     def __init__(
         self,
         kernel: Kernel,
-        options: EdgeOptions,
+        settings: EdgeSettings,
         *,
         identity: IdentitySide,
         endpoint: DaemonEndpoint,
         layers: ConfigLayers,
+        version: str,
     ) -> None:
         store, clock = kernel.store, kernel.clock
         self._clock = clock
         self._authority = kernel.authority
         self._endpoint = endpoint
-        self._relay = Relay.load(options.relay) if options.relay is not None else None
+        self._relay = Relay.load(settings) if settings.relay_coordinator_endpoint else None
         self.identity = identity
         identity.workers.attention = kernel.attention
         self.streams = StreamSide(
@@ -130,7 +120,7 @@ class EdgeDomain:
             key=identity.key,
             revocations=kernel.revocations,
             layers=layers,
-            options=options.streams,
+            options=StreamOptions.of(settings),
             attention=kernel.attention,
         )
         self.configuration = LayerConfiguration(
@@ -168,9 +158,9 @@ class EdgeDomain:
             worker_admission=identity.worker_admission,
             relay=self._relay,
             heard_at_ns=self.streams.heard_at_ns,
-            shipped_shapes=options.shipped_shapes,
-            deadline_seconds=options.deadline_seconds,
-            version=options.version,
+            shipped_shapes=settings.shipped_shapes,
+            deadline_seconds=settings.deadline_seconds,
+            version=version,
         )
         self.readers = TokenReaders(kernel.door, access.GRANTS)
         self.explainers: Mapping[str, Explainer] = {
@@ -190,7 +180,7 @@ class EdgeDomain:
             ),
         )
         self.authenticators: Mapping[str, Mapping[Authentication, Authenticator]] = identity.authenticators
-        self.server_names: Sequence[str] = _host_of(options.public_endpoint)
+        self.server_names: Sequence[str] = tuple(settings.own_names())
         self.collectors: Sequence[Collector] = (
             *self.rest.collectors,
             SessionCollector(self.streams.sessions, domain="edge"),
@@ -202,8 +192,8 @@ class EdgeDomain:
         return f"<EdgeDomain {self.streams!r}>"
 
     @classmethod
-    async def create(cls, kernel: Kernel, options: EdgeOptions) -> EdgeDomain:
-        layers, endpoint = ConfigLayers(kernel.store), DaemonEndpoint(options.public_endpoint)
+    async def create(cls, kernel: Kernel, settings: EdgeSettings, *, version: str) -> EdgeDomain:
+        layers, endpoint = ConfigLayers(kernel.store), DaemonEndpoint(settings.public_endpoint)
         identity = await IdentitySide.load(
             kernel.store,
             kernel.master,
@@ -211,11 +201,11 @@ class EdgeDomain:
             revocations=kernel.revocations,
             door=kernel.door,
             layers=layers,
-            policy=options.identity,
-            issuer=options.issuer,
+            policy=IdentityPolicy.of(settings),
+            issuer=settings.issuer,
             endpoint=endpoint,
         )
-        return cls(kernel, options, identity=identity, endpoint=endpoint, layers=layers)
+        return cls(kernel, settings, identity=identity, endpoint=endpoint, layers=layers, version=version)
 
     @property
     def routes(self) -> Sequence[Mount]:
@@ -272,12 +262,6 @@ class EdgeDomain:
 
     def drain(self) -> None:
         self.streams.drain()
-
-
-def _host_of(endpoint: str) -> Sequence[str]:
-    """The name that daemons dial, for which our certificate must hold; none if there is no such name."""
-    host = urlsplit(endpoint if "//" in endpoint else f"//{endpoint}").hostname
-    return (host,) if host else ()
 
 
 def _onlooker(runs: EdgeRuns) -> Callable[[str, str, CommandProgress], None]:

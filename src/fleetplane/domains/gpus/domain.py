@@ -13,7 +13,7 @@ DOMAIN = Declaration(
     order=10,
     settings="fleetplane.domains.gpus.settings:GpuSettings",
     server="fleetplane.domains.gpus.server:BLUEPRINT",
-    build="fleetplane.domains.gpus.build:build",
+    build="fleetplane.domains.gpus.server:build",
     listeners=(
         Listener(
             name="device-api",

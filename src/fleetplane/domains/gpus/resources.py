@@ -9,10 +9,10 @@ from typing import Any, Protocol
 import msgspec
 
 from fleetplane.domains.gpus import rules
-from fleetplane.domains.gpus.figures import provider_figures, provider_history
 from fleetplane.domains.gpus.kinds import GPU, PROVIDER_LABEL, REGISTRANT_LABEL, SCOPE, Gpu
 from fleetplane.domains.gpus.provider_settings.delivery import SettingsApplied, SettingsAppliedStatus
 from fleetplane.domains.gpus.providers import ProviderLease
+from fleetplane.domains.gpus.releases import provider_figures, provider_history
 from fleetplane.fleet.figures import kept_figures, kept_history
 from fleetplane.fleet.resources import scopes
 from fleetplane.fleet.resources.common import as_stored, made_up

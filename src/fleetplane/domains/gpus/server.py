@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NoReturn
 
 from prometheus_client.registry import Collector
 
-from fleetplane.domains.blueprint import Blueprint, Kernel, Service
-from fleetplane.domains.gpus import figures, rules
+from fleetplane.domains.blueprint import Blueprint, Kernel, ServerContext, Service
+from fleetplane.domains.gpus import releases, rules
 from fleetplane.domains.gpus.domain import OPERATOR_PROVIDER
 from fleetplane.domains.gpus.explain import GpuExplainer, ProviderExplainer
 from fleetplane.domains.gpus.grpc.device_api import (
@@ -36,6 +37,7 @@ from fleetplane.domains.gpus.releases import AUDIENCE
 from fleetplane.domains.gpus.resources import READ, RESOURCES
 from fleetplane.domains.gpus.rollout import ProviderSettingsSubject
 from fleetplane.domains.gpus.rules import GpuPolicy
+from fleetplane.domains.gpus.settings import DeviceApiSettings, GpuSettings
 from fleetplane.domains.gpus.shared_providers import CHANNEL, SharedProviders
 from fleetplane.domains.gpus.wire import GpuDialect
 from fleetplane.fleet.explain import ExplainedKind, Explainer, TokenReaders
@@ -115,7 +117,7 @@ BLUEPRINT = Blueprint(
                 ("nvidia.nvsentinel.v1alpha1", "GpuService/PatchGpu", WRITE),
             )
         ),
-        *figures.ROWS,
+        *releases.ROWS,
     ),
     grants={LOCAL: (Grant(permission=READ), Grant(permission=WRITE)), **READER_GRANTS},
     operator_roles=tuple(READER_GRANTS),
@@ -137,6 +139,19 @@ BLUEPRINT = Blueprint(
     releases=AUDIENCE,
     freeze=Freezable(stops="rollouts of providers' settings", scopes=("gpus",)),
 )
+
+
+async def build(wanted: GpuSettings, context: ServerContext, kernel: Kernel) -> GpuDomain:
+    listener = context.listener(LISTENER, DeviceApiSettings)
+    return GpuDomain(
+        kernel,
+        wanted.policy(),
+        dialect=listener.dialect,
+        tcp_writes=listener.tcp_writes,
+        generation=listener.nvsentinel_generation,
+        version=context.version,
+        node=wanted.node or socket.gethostname(),
+    )
 
 
 class Writers:
@@ -192,13 +207,13 @@ class GpuDomain:
         }
         self._clock = kernel.clock
         self.figures = FigureKeeper(
-            kernel.telemetry, kernel.clock, prefix=figures.PREFIX, measures=figures.MEASURES
+            kernel.telemetry, kernel.clock, prefix=releases.PREFIX, measures=releases.MEASURES
         )
         self.provider_figures = FigureKeeper(
             kernel.telemetry,
             kernel.clock,
-            prefix=figures.PROVIDERS_PREFIX,
-            measures=figures.PROVIDER_MEASURES,
+            prefix=releases.PROVIDERS_PREFIX,
+            measures=releases.PROVIDER_MEASURES,
         )
         self.services: Sequence[Service] = (
             Service(
@@ -224,7 +239,7 @@ class GpuDomain:
             Service(
                 listener=LISTENER,
                 descriptor=FIGURES,
-                servicer=FigureService(figures.GpuFigures(kernel.store, self.figures)),
+                servicer=FigureService(releases.GpuFigures(kernel.store, self.figures)),
             ),
         )
         self.collectors: Sequence[Collector] = (
@@ -287,8 +302,8 @@ class GpuDomain:
     async def _look(self) -> NoReturn:
         """Keep over time how GPUs are, whoever reports them."""
         while True:
-            figures.look(self._store.list(GPU), self.figures, self.provider_figures)
-            await self._clock.sleep(figures.LOOK_SECONDS)
+            releases.look(self._store.list(GPU), self.figures, self.provider_figures)
+            await self._clock.sleep(releases.LOOK_SECONDS)
 
     def drain(self) -> None:
         self._reader.close()

@@ -16,7 +16,8 @@ from support.edge.edge_identity_rig import claims_of
 from support.edge.edge_site import Site, a_tenant, site, until
 from support.edge.shipped_daemon import ShippedDaemon
 
-from fleetplane.domains.edge.grpc.relay import Relay, RelayOptions
+from fleetplane.domains.edge.grpc.relay import Relay
+from fleetplane.domains.edge.settings import EdgeSettings
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2_grpc
 from fleetplane.kernel.errors import SettingsError, Unavailable
@@ -112,13 +113,19 @@ async def test_tokens_are_minted_over_grpc_too(controller: Site, relay: Site) ->
     assert (await ShippedDaemon.enroll(relay.edge, made.token)).node_id
 
 
+def relay_to(endpoint: str, token: Path) -> Relay:
+    return Relay.load(
+        EdgeSettings(relay_coordinator_endpoint=endpoint, relay_coordinator_token_file=str(token))
+    )
+
+
 def test_a_relay_that_is_not_there_is_said_so(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("t")
     with pytest.raises(SettingsError, match="URL"):
-        Relay.load(RelayOptions(endpoint="relay:443", token_file=token))
+        relay_to("relay:443", token)
     with pytest.raises(SettingsError, match="cannot be read"):
-        Relay.load(RelayOptions(endpoint="http://relay", token_file=tmp_path / "none"))
+        relay_to("http://relay", tmp_path / "none")
 
 
 class Impostor(BaseHTTPRequestHandler):
@@ -143,7 +150,7 @@ async def test_what_is_no_answer_of_a_relay_is_told_as_such(tmp_path: Path) -> N
     with HTTPServer(("127.0.0.1", 0), Impostor) as server:
         serving = threading.Thread(target=server.serve_forever)
         serving.start()
-        relay = Relay.load(RelayOptions(endpoint=f"http://127.0.0.1:{server.server_port}", token_file=token))
+        relay = relay_to(f"http://127.0.0.1:{server.server_port}", token)
         try:
             with pytest.raises(Unavailable, match="content encoding 'gzip', which was not asked for"):
                 await relay.pass_on("GET", "/packed", caller="somebody", tenant=None)

@@ -12,10 +12,10 @@ import pytest
 from support.gpus.device_api_double import DeviceApiDouble
 from support.gpus.nvml_stub import A100, FakeDriver, NvmlRig, Rig, SimulatedRig, uuid
 
-from fleetplane.domains.gpus.agent.device_api import DeviceLink
 from fleetplane.domains.gpus.agent.health import GpuUuid, HealthVerdict
 from fleetplane.domains.gpus.agent.library import DriverEventKind, DriverUnavailable, Library
 from fleetplane.domains.gpus.agent.provider import GpuProvider, ProviderPolicy
+from fleetplane.domains.gpus.agent.session import DeviceLink
 from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2
 from fleetplane.kernel.backoff import Backoff
 from fleetplane.kernel.clock import SystemClock

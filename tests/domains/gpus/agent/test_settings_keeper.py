@@ -13,8 +13,8 @@ from domains.gpus.agent.test_provider import FAST, RecordingLog, until
 from support.gpus.device_api_double import DeviceApiDouble
 from support.gpus.nvml_stub import SimulatedRig
 
-from fleetplane.domains.gpus.agent.device_api import DeviceLink
 from fleetplane.domains.gpus.agent.provider import GpuProvider, ProviderPolicy
+from fleetplane.domains.gpus.agent.session import DeviceLink
 from fleetplane.domains.gpus.agent.settings import EffectiveSettings, SettingsKeeper
 from fleetplane.domains.gpus.xids import APPLICATION_XIDS
 from fleetplane.gen.fleetplane.device.v1 import provider_settings_pb2 as pb

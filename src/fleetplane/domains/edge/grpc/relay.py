@@ -11,7 +11,7 @@ import hashlib
 import re
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -21,6 +21,7 @@ import structlog
 
 from fleetplane.domains.edge.access import seeing
 from fleetplane.domains.edge.rest.common import ON_BEHALF, SHAPES_HEADER, EdgeCall
+from fleetplane.domains.edge.settings import EdgeSettings
 from fleetplane.kernel import errors
 from fleetplane.kernel.errors import FleetplaneError, SettingsError, Unavailable
 from fleetplane.kernel.http_answers import IDENTITY, bounded_body
@@ -47,42 +48,34 @@ _BY_STATUS: Mapping[int, type[FleetplaneError]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RelayOptions:
-    endpoint: str
-    """The web listener of the relay, as a URL."""
-    token_file: Path
-    """A token of the relay, of no tenant, with role `edge.admin`."""
-    ca_file: Path | None = None
-
-
 class Relay:
     """See `load`."""
 
-    def __init__(self, options: RelayOptions, token: str) -> None:
-        self._options = options
+    def __init__(self, settings: EdgeSettings, token: str) -> None:
+        self._settings = settings
         self._token = token
         self._client: httpx.AsyncClient | None = None
         self.passed = 0
 
     def __repr__(self) -> str:
-        return f"<Relay {self._options.endpoint} passed={self.passed}>"
+        return f"<Relay {self._settings.relay_coordinator_endpoint} passed={self.passed}>"
 
     @classmethod
-    def load(cls, options: RelayOptions) -> Relay:
+    def load(cls, settings: EdgeSettings) -> Relay:
         """Blocking."""
-        if not options.endpoint.startswith(("https://", "http://")):
+        if not settings.relay_coordinator_endpoint.startswith(("https://", "http://")):
             raise SettingsError(
-                f"edge.relay_coordinator_endpoint: {options.endpoint!r} is no URL such as "
+                f"edge.relay_coordinator_endpoint: {settings.relay_coordinator_endpoint!r} is no URL such as "
                 f"https://relay.example.com:8080"
             )
+        file = Path(settings.relay_coordinator_token_file)
         try:
-            token = options.token_file.read_text(encoding="utf-8").strip()
+            token = file.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
             raise SettingsError(f"edge.relay_coordinator_token_file cannot be read: {error}") from error
         if not token:
-            raise SettingsError(f"edge.relay_coordinator_token_file: {options.token_file} is empty")
-        return cls(options, token)
+            raise SettingsError(f"edge.relay_coordinator_token_file: {file} is empty")
+        return cls(settings, token)
 
     def instead_of(self, prefix: str) -> Callable[[Route], Route]:
         """Routes whose calls go on to the same path of the relay."""
@@ -161,7 +154,8 @@ class Relay:
 
     def _unavailable(self, why: str) -> Unavailable:
         return Unavailable(
-            f"the relay {self._options.endpoint} {why}", hint="see edge.relay_coordinator_endpoint"
+            f"the relay {self._settings.relay_coordinator_endpoint} {why}",
+            hint="see edge.relay_coordinator_endpoint",
         )
 
     def _http(self) -> httpx.AsyncClient:
@@ -170,11 +164,11 @@ class Relay:
 
             import httpx
 
-            trust = self._options.ca_file
+            trust = self._settings.relay_coordinator_ca_file
             self._client = httpx.AsyncClient(
-                base_url=self._options.endpoint,
+                base_url=self._settings.relay_coordinator_endpoint,
                 trust_env=False,
-                verify=True if trust is None else ssl.create_default_context(cafile=str(trust)),
+                verify=ssl.create_default_context(cafile=trust) if trust else True,
                 timeout=httpx.Timeout(CALL_SECONDS, connect=CONNECT_SECONDS, read=FOLLOW_SECONDS),
             )
         return self._client

@@ -11,6 +11,8 @@ from enum import StrEnum
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from fleetplane.domains.edge.settings import EdgeSettings
+from fleetplane.domains.edge.workers.forwarding import check_entry
 from fleetplane.kernel.errors import FailedPrecondition
 from fleetplane.kernel.identity import MasterKey
 from fleetplane.kernel.identity.master_key import SealedSecret
@@ -90,3 +92,16 @@ class IdentityPolicy:
     worker_stale_seconds: float = 90.0
     worker_fresh_seconds: float = 60.0
     """Nothing is routed to a worker that was not heard of for this long."""
+
+    @classmethod
+    def of(cls, settings: EdgeSettings) -> IdentityPolicy:
+        return cls(
+            role=ServerRole(settings.role),
+            node_token_seconds=settings.node_token_days * 86_400.0,
+            enrollment_seconds=settings.enrollment_token_seconds,
+            overlap_seconds=settings.overlap_seconds,
+            attests_per_minute=settings.attests_per_minute,
+            trusted_proxies=settings.trusted_proxies,
+            forward_to=tuple(map(check_entry, settings.forward_to)),
+            skew_seconds=settings.skew_seconds,
+        )

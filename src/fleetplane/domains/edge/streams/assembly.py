@@ -9,6 +9,7 @@ from fleetplane.domains.edge.identity.policy import ServerKey
 from fleetplane.domains.edge.identity.tokens import NodeTokens
 from fleetplane.domains.edge.nodes.config_layers import ConfigLayers
 from fleetplane.domains.edge.nodes.last_heard import LastHeard
+from fleetplane.domains.edge.settings import EdgeSettings
 from fleetplane.domains.edge.streams.call_encoding import CHANNEL
 from fleetplane.domains.edge.streams.connect_edge import EdgeStreams
 from fleetplane.domains.edge.streams.controller import EdgeController, Pushes
@@ -35,6 +36,19 @@ class StreamOptions:
     seal: SealPolicy = field(default_factory=SealPolicy)
     stream: StreamPolicy = field(default_factory=StreamPolicy)
     dispatch: DispatchPolicy = field(default_factory=DispatchPolicy)
+
+    @classmethod
+    def of(cls, settings: EdgeSettings) -> StreamOptions:
+        return cls(
+            stale_seconds=settings.stale_seconds,
+            seal=SealPolicy(
+                skew_seconds=settings.skew_seconds,
+                strict=settings.strict,
+                first_generation=settings.first_generation,
+                output_checked=settings.output_checked,
+            ),
+            dispatch=DispatchPolicy(in_flight=settings.in_flight),
+        )
 
 
 class StreamSide:

@@ -21,12 +21,11 @@ import grpc.aio
 
 from fleetplane.domains.gpus import xids
 from fleetplane.domains.gpus.agent import driver
-from fleetplane.domains.gpus.agent.device_api import DeviceLink
 from fleetplane.domains.gpus.agent.driver import EventMonitor, GpusLost, Occurrence, WaitFailed
 from fleetplane.domains.gpus.agent.health import GpuUuid
 from fleetplane.domains.gpus.agent.ledger import Ledger
 from fleetplane.domains.gpus.agent.library import Device, DriverEvent, DriverEventKind, Library
-from fleetplane.domains.gpus.agent.session import ProviderSession, SessionLog
+from fleetplane.domains.gpus.agent.session import DeviceLink, ProviderSession, SessionLog
 from fleetplane.kernel.backoff import Backoff
 from fleetplane.kernel.clock import Clock
 from fleetplane.node import link as node_link

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from fleetplane import logs
 from fleetplane.agents.running import until_stopped
-from fleetplane.domains.gpus.agent.device_api import DeviceLink
 from fleetplane.domains.gpus.agent.library import Library, NvmlLibrary
 from fleetplane.domains.gpus.agent.provider import GpuProvider, ProviderPolicy
+from fleetplane.domains.gpus.agent.session import DeviceLink
 from fleetplane.domains.gpus.agent.settings import EffectiveSettings, SettingsKeeper
 from fleetplane.domains.gpus.agent.simulated import SimulatedLibrary
 from fleetplane.domains.gpus.xids import ignored_xids
