@@ -18,8 +18,8 @@ from support.shared.server_process import command
 import fleetplane
 from fleetplane import settings
 from fleetplane.kernel import boundary
-from fleetplane.kernel.backoff import Backoff
 from fleetplane.kernel.boundary import Boundary, Work
+from fleetplane.kernel.clock import Backoff
 from fleetplane.server import root
 
 SECONDS = 60.0

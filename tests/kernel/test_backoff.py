@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetplane.kernel.backoff import Backoff
+from fleetplane.kernel.clock import Backoff
 
 
 def test_waits_double_and_stop_at_the_ceiling() -> None:

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from fleetplane.kernel import boundary
-from fleetplane.kernel.backoff import Backoff
 from fleetplane.kernel.boundary import Boundary, Failures, contained, count_into
+from fleetplane.kernel.clock import Backoff
 from fleetplane.kernel.errors import OutcomeUnknown, StorageFull
 
 

@@ -16,7 +16,7 @@ from fleetplane.domains.proxies.agent.agent import (
     ProxyWaits,
 )
 from fleetplane.domains.proxies.agent.enrolment import TokenSuperseded
-from fleetplane.kernel.backoff import Backoff
+from fleetplane.kernel.clock import Backoff
 from fleetplane.node.connection import (
     SPREAD_SECONDS,
     ConnectionAttempt,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import fleetplane
-from fleetplane.kernel.unbroken import finish
+from fleetplane.kernel.unbroken import run_to_completion
 from fleetplane.node.tasks import beside, in_thread, unless
 
 PACKAGE = Path(fleetplane.__file__).parent
@@ -25,7 +25,7 @@ async def test_work_is_finished_before_its_owner_is_cancelled() -> None:
         await go_on.wait()
         done.append(True)
 
-    owner = asyncio.create_task(finish(work()))
+    owner = asyncio.create_task(run_to_completion(work()))
     await asyncio.sleep(0)
     owner.cancel()
     await asyncio.sleep(0)
@@ -38,7 +38,7 @@ async def test_work_is_finished_before_its_owner_is_cancelled() -> None:
 
 async def test_work_is_finished_however_often_its_owner_is_cancelled() -> None:
     go_on = asyncio.Event()
-    owner = asyncio.create_task(finish(_until_set(go_on)))
+    owner = asyncio.create_task(run_to_completion(_until_set(go_on)))
     for _ in range(3):
         await asyncio.sleep(0)
         owner.cancel()

@@ -23,7 +23,7 @@ from fleetplane.kernel.access import Grant, Permission, Principal, Role
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.identity import MasterKey
 from fleetplane.kernel.store import Draft, Store
-from fleetplane.kernel.unbroken import finish
+from fleetplane.kernel.unbroken import run_to_completion
 from fleetplane.web.rest import idempotency
 from fleetplane.web.rest.family import FamilyText, RestFamily
 from fleetplane.web.rest.gate import OperatorCaller, RoleGate
@@ -111,7 +111,7 @@ class Server:
 
     async def unsigned(self, _call: Call[Any]) -> Answer[Made]:
         """As whoever knows nothing of keys writes, in a task of its own."""
-        name = await finish(self.make("maker"))
+        name = await run_to_completion(self.make("maker"))
         await asyncio.sleep(0.01)
         return Answer(content=Made(name=name))
 

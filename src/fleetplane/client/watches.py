@@ -9,7 +9,7 @@ from typing import Any
 
 from fleetplane.client.calls import EVENTS, PREFIX, Request, object_path, problem
 from fleetplane.client.objects import Change, Object
-from fleetplane.kernel.backoff import Backoff
+from fleetplane.kernel.clock import Backoff
 from fleetplane.kernel.errors import (
     Compacted,
     FleetplaneError,

@@ -20,7 +20,7 @@ import structlog
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from fleetplane.kernel.backoff import Backoff
+from fleetplane.kernel.clock import Backoff
 from fleetplane.kernel.errors import FleetplaneError
 
 log = structlog.get_logger(__name__)

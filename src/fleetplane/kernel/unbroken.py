@@ -10,7 +10,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-async def finish(work: Coroutine[None, None, T]) -> T:
+async def run_to_completion(work: Coroutine[None, None, T]) -> T:
     """Run the work to its end, however often cancelled meanwhile; only then is a cancellation passed on.
 
     For what has two halves, such as a write and what memory makes of it: what is being written when its

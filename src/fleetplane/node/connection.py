@@ -15,8 +15,7 @@ from typing import Protocol
 
 import grpc.aio
 
-from fleetplane.kernel.backoff import Backoff
-from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.clock import Backoff, Clock
 from fleetplane.node.link import ServerRefused, causes
 from fleetplane.node.tasks import unless
 

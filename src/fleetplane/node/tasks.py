@@ -7,14 +7,14 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
-from fleetplane.kernel.unbroken import finish
+from fleetplane.kernel.unbroken import run_to_completion
 
 T = TypeVar("T")
 
 
 async def in_thread(work: Callable[[], T]) -> T:
     """Run blocking work on a thread. A thread cannot be cancelled, so two calls never overlap unnoticed."""
-    return await finish(asyncio.to_thread(work))
+    return await run_to_completion(asyncio.to_thread(work))
 
 
 async def unless(event: asyncio.Event, work: Coroutine[None, None, None]) -> bool:

@@ -28,7 +28,7 @@ from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError
 from fleetplane.kernel.objects import Objects
 from fleetplane.kernel.store import Draft, Store
-from fleetplane.kernel.unbroken import finish
+from fleetplane.kernel.unbroken import run_to_completion
 from fleetplane.sections.process import AuditSection
 
 log = structlog.get_logger(__name__)
@@ -131,7 +131,7 @@ class AuditKeeper(Collector):
             else:
                 self._arrived[anchor.name] = head.seq
         with contextlib.suppress(OSError):  # missing, or no room: the next one tries again
-            await finish(asyncio.to_thread(_trim, self._directory / CHECKPOINTS))
+            await run_to_completion(asyncio.to_thread(_trim, self._directory / CHECKPOINTS))
 
     # Archives.
 

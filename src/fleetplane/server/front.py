@@ -23,8 +23,7 @@ from prometheus_client import CollectorRegistry
 from fleetplane import __version__
 from fleetplane.domains.blueprint import Blueprint, Domain, Kernel
 from fleetplane.kernel.access import Principal
-from fleetplane.kernel.backoff import Backoff
-from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.clock import Backoff, Clock
 from fleetplane.kernel.errors import SettingsError
 from fleetplane.kernel.identity import Authority, peer_identity
 from fleetplane.kernel.stalls import Watchdog

@@ -15,9 +15,8 @@ from typing import NoReturn
 import structlog
 
 from fleetplane.kernel import freeze
-from fleetplane.kernel.backoff import Backoff
 from fleetplane.kernel.boundary import Boundary
-from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.clock import Backoff, Clock
 from fleetplane.kernel.errors import FleetplaneError
 from fleetplane.kernel.identity import enrolment
 from fleetplane.kernel.identity.revocation import Revocations

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fleetplane.kernel.backoff import Backoff
+from fleetplane.kernel.clock import Backoff
 from fleetplane.kernel.errors import AlreadyExists, NotFound, ResourceExhausted, Unavailable
 from fleetplane.kernel.reconcile import LEASE, Explanations, Lease, PassResult, Reason, Reconciler
 from fleetplane.kernel.store import Store, StoreSettings

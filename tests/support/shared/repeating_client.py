@@ -20,7 +20,7 @@ from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError
 from fleetplane.kernel.identity import MasterKey
 from fleetplane.kernel.store import Draft, Store
-from fleetplane.kernel.unbroken import finish
+from fleetplane.kernel.unbroken import run_to_completion
 from fleetplane.web.rest.app import Desk, Reply
 from fleetplane.web.rest.gate import OperatorCaller
 from fleetplane.web.rest.idempotency import Answers
@@ -125,11 +125,11 @@ class KeyedServer:
     async def _promised(self, call: Call[Any]) -> Answer[Made]:
         """A run: what is answered follows from the one transaction."""
         view = call.answering(lambda made: Answer(content=made))
-        return view(await finish(self._make(call, call.signed("repeating"))))
+        return view(await run_to_completion(self._make(call, call.signed("repeating"))))
 
     async def _unsigned(self, call: Call[Any]) -> Answer[Made]:
         """An action that writes as whoever knows nothing of keys, and is answered later."""
-        made = await finish(self._make(call, "repeating"))
+        made = await run_to_completion(self._make(call, "repeating"))
         await asyncio.sleep(self._chance.uniform(0.0, 0.5))
         return Answer(content=made)
 

@@ -19,7 +19,7 @@ from typing import Final, Self, TypeVar
 import grpc
 
 from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2, gpu_pb2_grpc, provider_pb2, provider_pb2_grpc
-from fleetplane.kernel.backoff import Backoff
+from fleetplane.kernel.clock import Backoff
 
 CHANNEL_OPTIONS: Final = (
     ("grpc.enable_http_proxy", 0),  # a proxy from the environment is meant for other traffic

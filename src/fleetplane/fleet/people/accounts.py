@@ -43,7 +43,7 @@ from fleetplane.kernel.identity.bindings import Bindings
 from fleetplane.kernel.identity.passwords import Passwords
 from fleetplane.kernel.resources import Key, Resource
 from fleetplane.kernel.store import ABSENT, Draft, Store
-from fleetplane.kernel.unbroken import finish
+from fleetplane.kernel.unbroken import run_to_completion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,7 +258,7 @@ class Accounts(Generic[S, T]):
         """Change fields and password of a user; a fault in either is found before anything is written."""
         if password is not None:
             self._rules.check_password(password, field="password")
-        return await finish(self._change(name, changes, password, whole=whole, actor=actor))
+        return await run_to_completion(self._change(name, changes, password, whole=whole, actor=actor))
 
     async def _change(
         self, name: str, changes: Mapping[str, object], password: str | None, *, whole: bool, actor: str
@@ -276,7 +276,7 @@ class Accounts(Generic[S, T]):
         `whole`: whether the actor may decide about everything that the person holds. Then an account whose
         only profile this is is deactivated with it; otherwise it is this family's door alone that closes.
         """
-        return await finish(self._update(name, changes, whole=whole, actor=actor))
+        return await run_to_completion(self._update(name, changes, whole=whole, actor=actor))
 
     async def _update(
         self, name: str, changes: Mapping[str, object], *, whole: bool, actor: str
@@ -311,7 +311,7 @@ class Accounts(Generic[S, T]):
     async def _delete(
         self, name: str, companion: Companion, *, whole: bool = True, actor: str
     ) -> Resource[S, T]:
-        return await finish(self._deleted(name, companion, whole=whole, actor=actor))
+        return await run_to_completion(self._deleted(name, companion, whole=whole, actor=actor))
 
     async def _deleted(self, name: str, companion: Companion, *, whole: bool, actor: str) -> Resource[S, T]:
         rules = self._rules
@@ -378,7 +378,7 @@ class Accounts(Generic[S, T]):
         Every login of the person is closed, `but` one: those of other families too, which the same password
         opened.
         """
-        await finish(self._password_replaced(name, password, but=but, actor=actor, action=action))
+        await run_to_completion(self._password_replaced(name, password, but=but, actor=actor, action=action))
 
     async def _password_replaced(
         self, name: str, password: str, *, but: str, actor: str, action: str

@@ -45,7 +45,7 @@ from fleetplane.kernel.identity import MasterKey
 from fleetplane.kernel.identity.passwords import fault
 from fleetplane.kernel.resources import Key, Kind, Nothing, Resource
 from fleetplane.kernel.store import ABSENT, Draft, Store
-from fleetplane.kernel.unbroken import finish
+from fleetplane.kernel.unbroken import run_to_completion
 from fleetplane.kernel.values.ids import new_uuid
 
 ACCOUNTS_LIMIT = 10_000
@@ -174,7 +174,7 @@ class OwnAccounts(Accounts[AccountSpec, Nothing]):
 
     async def delete(self, name: str, *, actor: str) -> Account:
         """Delete a person: every profile, then the account. A profile that must stay prevents it."""
-        return await finish(self._delete_person(name, actor=actor))
+        return await run_to_completion(self._delete_person(name, actor=actor))
 
     async def _delete_person(self, name: str, *, actor: str) -> Account:
         await self._linked.remove(self.get(name), actor=actor)

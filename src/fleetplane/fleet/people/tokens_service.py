@@ -17,7 +17,7 @@ from fleetplane.kernel.identity.bindings import Bindings
 from fleetplane.kernel.identity.operators import SESSION_LIMIT_SECONDS, Operators
 from fleetplane.kernel.identity.revocation_lists import RevocationLists
 from fleetplane.kernel.identity.tokens import TokenRecord
-from fleetplane.kernel.unbroken import finish
+from fleetplane.kernel.unbroken import run_to_completion
 from fleetplane.kernel.values.timestamps import timestamp
 from fleetplane.rpc import CallContext
 
@@ -82,7 +82,9 @@ class OperatorsService:
             record.name == request.name and self._is_ours(record)
             for record in self._operators.tokens.records()
         )
-        if not known or not await finish(self._revoked(request.name, actor=context.principal.name)):
+        if not known or not await run_to_completion(
+            self._revoked(request.name, actor=context.principal.name)
+        ):
             raise NotFound(f"there is no token named {request.name!r}")
         return pb.RevokeTokenResponse()
 

@@ -42,7 +42,7 @@ from fleetplane.kernel.commands.sessions import SessionPlaces, SessionRules
 from fleetplane.kernel.errors import InvalidArgument, NotFound
 from fleetplane.kernel.resources import Key
 from fleetplane.kernel.store import Draft, Store, follow
-from fleetplane.kernel.unbroken import finish
+from fleetplane.kernel.unbroken import run_to_completion
 from fleetplane.kernel.values.times import NS
 
 ID_BYTES = 16
@@ -178,7 +178,7 @@ class Commands:
             return issued
 
         # Else what is written down as sent would be sent to nobody if the issuer left meanwhile.
-        return await finish(written_and_sent())
+        return await run_to_completion(written_and_sent())
 
     async def release(self, command: Command, targets: Sequence[str]) -> None:
         """Let a held command go to some of its targets."""
@@ -312,7 +312,7 @@ class Commands:
             if is_open(one) and (targets is None or one.name in targets)
         ]
         # Whoever has it is told, also if the one who cancels leaves meanwhile.
-        await finish(self._end(doomed, CommandStep.CANCEL, reason, actor=actor))
+        await run_to_completion(self._end(doomed, CommandStep.CANCEL, reason, actor=actor))
         return self._command(scope, command)
 
     async def _end(self, keys: Iterable[Key], step: CommandStep, detail: str, *, actor: str = "") -> None:

@@ -42,7 +42,7 @@ from fleetplane.kernel.identity.roots import (
     write_root,
 )
 from fleetplane.kernel.store import Store
-from fleetplane.kernel.unbroken import finish
+from fleetplane.kernel.unbroken import run_to_completion
 
 SERVER_LIFE = timedelta(days=397)  # the longest that browsers accept
 ACTOR = "system/identity"
@@ -283,7 +283,7 @@ class Authority:
             await self._take(retired, actor=actor, action=f"identity.retire-{self._purpose.secret}")
 
     async def _take(self, succession: Succession, *, actor: str, action: str) -> None:
-        await finish(self._step(succession, actor=actor, action=action))
+        await run_to_completion(self._step(succession, actor=actor, action=action))
 
     async def _step(self, succession: Succession, *, actor: str, action: str) -> None:
         await self._held.replace(msgspec.msgpack.encode(succession), actor=actor, action=action)

@@ -20,7 +20,7 @@ from fleetplane.kernel.errors import ResourceExhausted
 from fleetplane.kernel.identity.master_key import MasterKey
 from fleetplane.kernel.networks import wider_network_of
 from fleetplane.kernel.store import Draft, Store
-from fleetplane.kernel.unbroken import finish
+from fleetplane.kernel.unbroken import run_to_completion
 
 CONCURRENT_HASHES = 2
 """Each takes 64 MiB and a tenth of a second of several cores: more at once are not faster."""
@@ -178,7 +178,7 @@ class Passwords:
         """For somebody who is signed in."""
         async with self._queue.place():
             hashing = asyncio.to_thread(self._hasher.hash, password.encode("utf-8", "surrogatepass"))
-            return await finish(hashing)
+            return await run_to_completion(hashing)
 
     async def verify_own(self, user: str, password: str) -> str | None:
         """What is stored of the user's password, if it is this one; for somebody who is signed in."""
@@ -191,7 +191,7 @@ class Passwords:
         tried = NOBODYS if stored is None else stored
         if _is_too_long(password):
             return None
-        fits = await finish(asyncio.to_thread(self._fits, tried, password))
+        fits = await run_to_completion(asyncio.to_thread(self._fits, tried, password))
         return stored if fits else None
 
     def _fits(self, hashed: str, password: str) -> bool:

@@ -37,7 +37,7 @@ from fleetplane.kernel.identity.master_key import (
     SealedSecret,
 )
 from fleetplane.kernel.store import Store
-from fleetplane.kernel.unbroken import finish
+from fleetplane.kernel.unbroken import run_to_completion
 
 LEEWAY_SECONDS = 5.0
 """How far another server's clock may be from ours before its tokens look expired or premature."""
@@ -261,7 +261,7 @@ class SigningKeys:
             def following() -> tuple[KeyRecord, ...]:
                 return signing, *(one for one in self._retired() if one.kid != signing.kid)
 
-            await finish(self._take(following, actor=actor))
+            await run_to_completion(self._take(following, actor=actor))
             return signing.kid
 
     @property
@@ -283,7 +283,7 @@ class SigningKeys:
                 def following() -> tuple[KeyRecord, ...]:
                     return self._records if self._next is not None else (*self._records, made)
 
-                await finish(self._take(following, actor=actor))
+                await run_to_completion(self._take(following, actor=actor))
             assert self._next is not None
             return self._next.kid
 

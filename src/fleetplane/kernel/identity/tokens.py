@@ -23,7 +23,7 @@ from fleetplane.kernel.identity.bindings import ENDED_PLACE, has_ended
 from fleetplane.kernel.identity.master_key import MasterKey
 from fleetplane.kernel.resources import Kind, Nothing
 from fleetplane.kernel.store import Draft, Store
-from fleetplane.kernel.unbroken import finish
+from fleetplane.kernel.unbroken import run_to_completion
 
 PREFIX = "fp_"
 TOKEN_BYTES = 32
@@ -142,7 +142,7 @@ class OneTimeTokens:
 
     async def write(self, minted: Minted, *, actor: str) -> None:
         """Write a token that was minted, and let it in."""
-        await finish(self._write(minted, actor=actor))
+        await run_to_completion(self._write(minted, actor=actor))
 
     async def _write(self, minted: Minted, *, actor: str) -> None:
         await self._store.transact(
@@ -190,7 +190,7 @@ class OneTimeTokens:
 
     async def revoke(self, name: str, *, actor: str) -> bool:
         """Whether there was such a token."""
-        return await finish(self._delete(name, actor=actor))
+        return await run_to_completion(self._delete(name, actor=actor))
 
     async def _delete(self, name: str, *, actor: str) -> bool:
         def change(draft: Draft) -> str | None:

@@ -16,8 +16,7 @@ from typing import TypeVar
 
 import msgspec
 
-from fleetplane.kernel.backoff import Backoff
-from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.clock import Backoff, Clock
 from fleetplane.kernel.errors import FailedPrecondition, FleetplaneError, ResourceExhausted, Unavailable
 from fleetplane.kernel.resources import Kind, Nothing
 from fleetplane.kernel.store import Draft, Store

@@ -29,8 +29,7 @@ import structlog
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from fleetplane.kernel.backoff import Backoff
-from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.clock import Backoff, Clock
 from fleetplane.kernel.errors import FleetplaneError, ResourceExhausted
 from fleetplane.kernel.reconcile.explanation import Explanation, PassResult
 from fleetplane.kernel.reconcile.lease import Lease, LeaseLost

@@ -30,7 +30,7 @@ from fleetplane.kernel.errors import (
     ResourceExhausted,
 )
 from fleetplane.kernel.release_documents import FileEntry, ReleaseManifest, UpgradeOrder
-from fleetplane.kernel.unbroken import finish
+from fleetplane.kernel.unbroken import run_to_completion
 from fleetplane.node.connection import Metadata
 from fleetplane.node.link import words
 from fleetplane.node.short_lived import call_elsewhere
@@ -162,7 +162,7 @@ class Upgrader:
             if (failure := folder.failure()) is not None and _is_same(failure, order):
                 return answer.next_seconds  # tried before
             candidate = await self._candidate(server, answer, order, manifest)
-            await finish(self._get_ready(candidate, order))
+            await run_to_completion(self._get_ready(candidate, order))
         except (FleetplaneError, OSError) as error:
             reason = str(error)[:REASON_LIMIT]
             self._log.warning("upgrade_refused", version=attempted.version, reason=reason)

@@ -30,7 +30,7 @@ from fleetplane.kernel.errors import Conflict, InvalidArgument
 from fleetplane.kernel.identity import MasterKey
 from fleetplane.kernel.resources import Key, Kind, Nothing
 from fleetplane.kernel.store import Draft, HookedChange, Store
-from fleetplane.kernel.unbroken import finish
+from fleetplane.kernel.unbroken import run_to_completion
 from fleetplane.web.rest.routes import Answer
 
 KEPT_SECONDS = 24 * 3600
@@ -228,7 +228,7 @@ class Answers:
 
         `Conflict` if another server has carried out a request with this key meanwhile.
         """
-        await finish(self._keep(once, answer))
+        await run_to_completion(self._keep(once, answer))
 
     async def _keep(self, once: IdempotentRequest, answer: Answer[Any]) -> None:
         final = once.encode(answer)

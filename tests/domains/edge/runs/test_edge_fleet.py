@@ -33,8 +33,7 @@ from fleetplane.fleet.runs.records import RunState, Summary, outcome_of
 from fleetplane.fleet.runs.runs import CancelledTargets
 from fleetplane.kernel import boundary
 from fleetplane.kernel.access import Principal
-from fleetplane.kernel.backoff import Backoff
-from fleetplane.kernel.clock import SystemClock
+from fleetplane.kernel.clock import Backoff, SystemClock
 from fleetplane.kernel.commands import COMMAND, Command, Commands, CommandState
 from fleetplane.kernel.errors import (
     AlreadyExists,

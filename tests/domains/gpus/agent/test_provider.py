@@ -17,8 +17,7 @@ from fleetplane.domains.gpus.agent.library import DriverEventKind, DriverUnavail
 from fleetplane.domains.gpus.agent.provider import GpuProvider, ProviderPolicy
 from fleetplane.domains.gpus.agent.session import DeviceLink
 from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2
-from fleetplane.kernel.backoff import Backoff
-from fleetplane.kernel.clock import SystemClock
+from fleetplane.kernel.clock import Backoff, SystemClock
 
 FAST = Backoff(first_seconds=0.02, ceiling_seconds=0.2)
 

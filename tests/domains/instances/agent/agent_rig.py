@@ -15,7 +15,7 @@ from support.instances.instance_server_double import INSTANCE_ID, InstanceServer
 from fleetplane.domains.instances.agent.agent import InstanceAgent
 from fleetplane.domains.instances.agent.root import InstanceAgentSettings, make_instance_agent
 from fleetplane.domains.instances.agent.session import Pauses
-from fleetplane.kernel.backoff import Backoff
+from fleetplane.kernel.clock import Backoff
 
 QUICK = Backoff(first_seconds=0.02, ceiling_seconds=0.2)
 NO_PAUSES = Pauses(files_seconds=0.02, keys_seconds=0.02, reports_seconds=0.02)

@@ -26,7 +26,7 @@ from fleetplane.domains.instances.providers.contract import CreateRequest
 from fleetplane.gen.fleetplane.admin.v1 import authority_pb2, authority_pb2_grpc
 from fleetplane.gen.nstance.v1 import operator_pb2_grpc
 from fleetplane.kernel.audit import chain as audit
-from fleetplane.kernel.backoff import Backoff
+from fleetplane.kernel.clock import Backoff
 from fleetplane.kernel.identity.certificates import peer_identity
 
 QUICK = Backoff(first_seconds=0.05, ceiling_seconds=0.2)

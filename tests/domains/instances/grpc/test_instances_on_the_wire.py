@@ -18,8 +18,7 @@ from fleetplane.domains.instances.records.groups import SilencePolicy
 from fleetplane.domains.instances.records.listener_activity import Activity, listeners
 from fleetplane.domains.instances.rules import decide as rules
 from fleetplane.domains.instances.rules import delivery
-from fleetplane.kernel.backoff import Backoff
-from fleetplane.kernel.clock import SystemClock
+from fleetplane.kernel.clock import Backoff, SystemClock
 from fleetplane.sim.clock import VirtualClock
 
 

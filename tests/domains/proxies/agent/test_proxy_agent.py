@@ -30,8 +30,7 @@ from fleetplane.domains.proxies.agent.nginx.staging import StagingStep
 from fleetplane.domains.proxies.agent.prober import ProberPolicy
 from fleetplane.domains.proxies.agent.root import Tuning, assemble
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
-from fleetplane.kernel.backoff import Backoff
-from fleetplane.kernel.clock import SystemClock
+from fleetplane.kernel.clock import Backoff, SystemClock
 from fleetplane.kernel.errors import SettingsError
 
 QUICK = Backoff(first_seconds=0.05, ceiling_seconds=0.2)

@@ -31,7 +31,7 @@ from fleetplane.domains.boards.agent.wire import metrics as wire_metrics
 from fleetplane.gen.boards import boards_pb2 as pb
 from fleetplane.gen.boards import boards_pb2_grpc
 from fleetplane.gen.pi_controller import pi_controller_pb2 as pi
-from fleetplane.kernel.backoff import Backoff
+from fleetplane.kernel.clock import Backoff
 from fleetplane.kernel.errors import FleetplaneError
 from fleetplane.kernel.values.timestamps import timestamp
 from fleetplane.node.certificates import ConnectionCredentials

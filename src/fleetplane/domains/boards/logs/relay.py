@@ -21,8 +21,7 @@ from fleetplane.domains.boards.wire import message_json
 from fleetplane.fleet.figures import CPU, DISK, MEMORY, Figures, Measure, MeasuredSeries, Stretch
 from fleetplane.fleet.resources.declaration import LogCall, LogLine
 from fleetplane.gen.boards import boards_pb2 as pb
-from fleetplane.kernel.backoff import Backoff
-from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.clock import Backoff, Clock
 from fleetplane.kernel.errors import (
     FleetplaneError,
     InvalidArgument,

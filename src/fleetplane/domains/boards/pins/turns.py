@@ -37,7 +37,7 @@ from fleetplane.kernel.errors import Conflict, FleetplaneError, NotFound, Unavai
 from fleetplane.kernel.resources import Key, Kind, Nothing
 from fleetplane.kernel.store import Draft, Store
 from fleetplane.kernel.store.engine import GroupAuthor
-from fleetplane.kernel.unbroken import finish
+from fleetplane.kernel.unbroken import run_to_completion
 from fleetplane.kernel.values.times import NS
 
 BEGIN_SECONDS: Final = 5.0
@@ -190,7 +190,7 @@ class PinTurns:
             return
         number = device_number(turn.device)
         try:
-            await finish(self._give_back(turn, number))
+            await run_to_completion(self._give_back(turn, number))
         except FleetplaneError:  # its time runs out
             return
 

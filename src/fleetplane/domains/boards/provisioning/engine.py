@@ -54,7 +54,7 @@ from fleetplane.kernel.boundary import Boundary, contained
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError, NotFound
 from fleetplane.kernel.events import EventType
-from fleetplane.kernel.unbroken import finish
+from fleetplane.kernel.unbroken import run_to_completion
 
 log = structlog.get_logger(__name__)
 
@@ -320,7 +320,7 @@ class ProvisioningEngine:
         undone = spec.action is ProvisioningAction.DEPROVISION
         wanted = ProvisioningState.ROLLED_BACK if undone else ProvisioningState.READY
         state = ProvisioningState.FAILED if failed else wanted
-        await finish(self._end(operation.name, state, "; ".join(failed), own))
+        await run_to_completion(self._end(operation.name, state, "; ".join(failed), own))
 
     async def _work(
         self,

@@ -26,8 +26,7 @@ from fleetplane.domains.gpus.agent.health import GpuUuid
 from fleetplane.domains.gpus.agent.ledger import Ledger
 from fleetplane.domains.gpus.agent.library import Device, DriverEvent, DriverEventKind, Library
 from fleetplane.domains.gpus.agent.session import DeviceLink, ProviderSession, SessionLog
-from fleetplane.kernel.backoff import Backoff
-from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.clock import Backoff, Clock
 from fleetplane.node import link as node_link
 from fleetplane.node.connection import (
     ConnectionAttempt,

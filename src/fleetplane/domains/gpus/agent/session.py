@@ -19,9 +19,8 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from fleetplane.domains.gpus.agent.health import CONDITION_TYPE, ConditionStatus, GpuUuid, HealthVerdict
 from fleetplane.domains.gpus.agent.ledger import Ledger, ManagedGpu
 from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2, gpu_pb2_grpc, provider_pb2, provider_pb2_grpc
-from fleetplane.kernel.backoff import Backoff
-from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.unbroken import finish
+from fleetplane.kernel.clock import Backoff, Clock
+from fleetplane.kernel.unbroken import run_to_completion
 from fleetplane.node import link
 from fleetplane.node.connection import Follow, no_check_in, no_metadata
 from fleetplane.node.link import LinkLost, LinkOptions
@@ -236,7 +235,7 @@ class ProviderSession:
             verdict = gpu.verdict  # the driver may change it while we speak; then it is owed again
             if held == verdict == gpu.said:  # to say it again would be a change to whoever watches
                 self._ledger.told(gpu, verdict)
-            elif gpu.introduced or not await finish(self._register(gpu, verdict)):
+            elif gpu.introduced or not await run_to_completion(self._register(gpu, verdict)):
                 await self._link.report(gpu.name, verdict)
                 self._ledger.told(gpu, verdict)
         except grpc.aio.AioRpcError as error:

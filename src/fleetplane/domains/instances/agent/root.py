@@ -33,8 +33,7 @@ from fleetplane.domains.instances.agent.session import InstanceNode, Pauses
 from fleetplane.domains.instances.agent.spot import SpotSource, detect_spot
 from fleetplane.domains.instances.agent.transport import InstanceTransport
 from fleetplane.domains.instances.rules import files as file_rules
-from fleetplane.kernel.backoff import Backoff
-from fleetplane.kernel.clock import SystemClock
+from fleetplane.kernel.clock import Backoff, SystemClock
 from fleetplane.kernel.errors import SettingsError
 from fleetplane.node.connection import SPREAD_SECONDS, Follow, no_check_in
 from fleetplane.node.host.proc import address_towards

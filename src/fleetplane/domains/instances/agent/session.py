@@ -25,8 +25,7 @@ from fleetplane.domains.instances.agent.identity.renewal import CertificateKeepe
 from fleetplane.domains.instances.agent.reporter import InstanceReporter
 from fleetplane.domains.instances.agent.transport import CALL_LIMIT_SECONDS
 from fleetplane.gen.nstance.v1 import agent_pb2, agent_pb2_grpc
-from fleetplane.kernel.backoff import Backoff
-from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.clock import Backoff, Clock
 from fleetplane.kernel.errors import FleetplaneError
 from fleetplane.node import link
 from fleetplane.node.certificates import Life

@@ -25,9 +25,8 @@ from fleetplane.domains.instances.records.groups import Groups
 from fleetplane.domains.instances.records.instances import Instances
 from fleetplane.domains.instances.records.intents import Intents
 from fleetplane.domains.instances.records.reports import InstanceReports
-from fleetplane.kernel.backoff import Backoff
 from fleetplane.kernel.boundary import Boundary
-from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.clock import Backoff, Clock
 from fleetplane.kernel.errors import FleetplaneError
 from fleetplane.kernel.identity import Authority
 from fleetplane.kernel.identity.signing import SigningKeys

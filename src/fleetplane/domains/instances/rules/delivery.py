@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from fleetplane.kernel.backoff import Backoff
+from fleetplane.kernel.clock import Backoff
 from fleetplane.kernel.values.times import NS
 
 RETRY = Backoff(first_seconds=2.0, ceiling_seconds=300.0)

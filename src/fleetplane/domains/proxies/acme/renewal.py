@@ -15,7 +15,7 @@ from typing import Literal
 
 from fleetplane.domains.proxies.kinds.records import CertificateSpec, CertificateStatus
 from fleetplane.domains.proxies.kinds.values import CertificateState
-from fleetplane.kernel.backoff import Backoff
+from fleetplane.kernel.clock import Backoff
 from fleetplane.kernel.values.times import NS
 
 HOUR_NS = 3600 * NS

@@ -31,8 +31,7 @@ from fleetplane.domains.proxies.agent.outbox import ProxyOutbox, Updates
 from fleetplane.domains.proxies.agent.prober import UpstreamChange, UpstreamProber
 from fleetplane.domains.proxies.agent.session import ProxyNode, ProxySession
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
-from fleetplane.kernel.backoff import Backoff
-from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.clock import Backoff, Clock
 from fleetplane.node.connection import (
     SPREAD_SECONDS,
     ConnectionAttempt,

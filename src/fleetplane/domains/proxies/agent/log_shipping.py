@@ -19,8 +19,7 @@ import structlog
 
 from fleetplane.domains.proxies.nginx.upstreams import UPSTREAM_PREFIX
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
-from fleetplane.kernel.backoff import Backoff
-from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.clock import Backoff, Clock
 from fleetplane.node.logs.tail import FileTail, LineBatch, TailedLine
 
 _NAMESPACE: Final = uuid.UUID("6f0f2b1e-7c0d-5d3a-9a54-0a2f2c1c7a11")

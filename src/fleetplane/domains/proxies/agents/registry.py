@@ -49,7 +49,7 @@ from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import NotFound
 from fleetplane.kernel.resources import Key
 from fleetplane.kernel.store import Draft, Store, transact_found
-from fleetplane.kernel.unbroken import finish
+from fleetplane.kernel.unbroken import run_to_completion
 from fleetplane.kernel.values.ids import new_uuid
 from fleetplane.web.rest.problems import Code, Problem
 
@@ -143,7 +143,7 @@ class Agents:
             return done.value
 
         async with self._workspaces.editing(scope):
-            return await finish(written(self.get(scope, identity)))
+            return await run_to_completion(written(self.get(scope, identity)))
 
     def _new_token(self, agent: str) -> str:
         secret = base64.urlsafe_b64encode(self._clock.token_bytes(_SECRET_BYTES)).rstrip(b"=").decode()

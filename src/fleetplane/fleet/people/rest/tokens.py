@@ -18,7 +18,7 @@ from fleetplane.fleet.resources import scopes
 from fleetplane.kernel.access import Role
 from fleetplane.kernel.errors import InvalidArgument, NotFound
 from fleetplane.kernel.identity.tokens import TokenRecord
-from fleetplane.kernel.unbroken import finish
+from fleetplane.kernel.unbroken import run_to_completion
 from fleetplane.kernel.values.times import spelled, spelled_or_null
 from fleetplane.web.rest.routes import Answer, Route, RouteGroup
 
@@ -189,7 +189,7 @@ class TokenRoutes:
             raise NotFound(missing, field="name")
         self._people.check_at(call, found[1], missing)
         self._check_revoke(call, *found)
-        await finish(self._revoked(name, actor=call.caller.name))
+        await run_to_completion(self._revoked(name, actor=call.caller.name))
         return Answer(content=None)
 
     async def _revoked(self, name: str, *, actor: str) -> None:

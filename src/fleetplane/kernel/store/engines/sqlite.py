@@ -41,7 +41,7 @@ from fleetplane.kernel.store.engine import (
 )
 from fleetplane.kernel.store.engines.sqlite_writer import SqliteWriter, configure
 from fleetplane.kernel.store.settings import StoreSettings
-from fleetplane.kernel.unbroken import finish
+from fleetplane.kernel.unbroken import run_to_completion
 
 READERS = 3
 """Connections beside the writer's; history is read in short pages, so they are shared by many."""
@@ -318,9 +318,9 @@ async def _connected(path: Path) -> aiosqlite.Connection:
         await made
 
     try:
-        await finish(connect())
+        await run_to_completion(connect())
     except asyncio.CancelledError:
-        await finish(made.close())
+        await run_to_completion(made.close())
         raise
     return made
 

@@ -10,8 +10,7 @@ import grpc
 
 from fleetplane import logs
 from fleetplane.agents.running import until_stopped
-from fleetplane.kernel.backoff import Backoff
-from fleetplane.kernel.clock import SystemClock
+from fleetplane.kernel.clock import Backoff, SystemClock
 from fleetplane.node import link
 from fleetplane.node.connection import ConnectionAttempt, ConnectionRetries, KeepConnected
 from fleetplane.node.link import LinkLost, LinkOptions

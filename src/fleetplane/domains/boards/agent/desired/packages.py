@@ -26,7 +26,7 @@ from fleetplane.domains.boards.agent.membership import BoardIdentityFolder
 from fleetplane.domains.boards.debian import check_packages
 from fleetplane.gen.boards import boards_pb2 as pb
 from fleetplane.kernel.errors import FailedPrecondition, PermissionDenied, SettingsError, Unavailable
-from fleetplane.kernel.unbroken import finish
+from fleetplane.kernel.unbroken import run_to_completion
 from fleetplane.node.programs import run as programs
 from fleetplane.node.programs.containment import Containment, Program
 from fleetplane.node.programs.run import OutputTail, ProgramStream
@@ -155,10 +155,12 @@ class Apt:
 
     async def _change(self, words: Sequence[str]) -> None:
         # To its end, although the agent is stopped meanwhile: half an installation is worse than a wait.
-        ran = await finish(self._changed(APT_GET, words))
+        ran = await run_to_completion(self._changed(APT_GET, words))
         if ran.exit_code and INTERRUPTED in f"{ran.out}{ran.err}":
-            await finish(self._changed(DPKG, ("--force-confdef", "--force-confold", "--configure", "-a")))
-            ran = await finish(self._changed(APT_GET, words))
+            await run_to_completion(
+                self._changed(DPKG, ("--force-confdef", "--force-confold", "--configure", "-a"))
+            )
+            ran = await run_to_completion(self._changed(APT_GET, words))
         _require_success(ran)
 
     async def _changed(self, program: str, words: Sequence[str]) -> Ran:

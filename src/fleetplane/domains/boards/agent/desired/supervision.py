@@ -19,8 +19,7 @@ from fleetplane.domains.boards.agent.commands import rules as command_rules
 from fleetplane.domains.boards.agent.commands.commands import OPEN_FILES, environment_of, require_safe
 from fleetplane.domains.boards.agent.commands.rules import CommandPolicy, ProgramJob, ProgramRequest
 from fleetplane.gen.boards import boards_pb2 as pb
-from fleetplane.kernel.backoff import Backoff
-from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.clock import Backoff, Clock
 from fleetplane.kernel.errors import FleetplaneError, IntegrityError, InvalidArgument
 from fleetplane.node.programs import run as programs
 from fleetplane.node.programs.containment import Containment, Program, ResourceLimits, account

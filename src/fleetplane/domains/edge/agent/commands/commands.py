@@ -31,7 +31,7 @@ from fleetplane.domains.edge.agent.tools.contract import (
 )
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
 from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.unbroken import finish
+from fleetplane.kernel.unbroken import run_to_completion
 from fleetplane.node.tasks import in_thread
 
 HELD_LIMIT: Final = 256
@@ -223,7 +223,7 @@ class CommandWork:
             self._turns.set()
         outcome = replace(outcome, seconds=self.clock.monotonic() - began)
         held.answered = True
-        await finish(self._end(job, outcome))
+        await run_to_completion(self._end(job, outcome))
 
     async def _turn(self) -> None:
         """Wait until one more may run."""

@@ -20,8 +20,7 @@ from fleetplane.domains.instances.agent.identity.nonce import BadNonce, Nonce, r
 from fleetplane.domains.instances.agent.identity.steps import IdentityStep
 from fleetplane.domains.instances.agent.transport import CALL_LIMIT_SECONDS, InstanceTransport
 from fleetplane.gen.nstance.v1 import registration_pb2, registration_pb2_grpc
-from fleetplane.kernel.backoff import Backoff
-from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.clock import Backoff, Clock
 from fleetplane.kernel.errors import Unauthenticated
 from fleetplane.node import link
 

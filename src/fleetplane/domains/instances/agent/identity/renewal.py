@@ -23,8 +23,7 @@ from google.protobuf.message import Message
 from fleetplane.domains.instances.agent.identity.folder import IdentityFolder
 from fleetplane.domains.instances.agent.transport import CALL_LIMIT_SECONDS
 from fleetplane.gen.fleetplane.instances.v1 import renewal_pb2, renewal_pb2_grpc
-from fleetplane.kernel.backoff import Backoff
-from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.clock import Backoff, Clock
 from fleetplane.kernel.errors import FleetplaneError, Unimplemented
 from fleetplane.node import link
 from fleetplane.node.certificates import Age, Life
