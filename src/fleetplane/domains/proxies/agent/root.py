@@ -12,8 +12,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import structlog
-
 from fleetplane import __version__, logs
 from fleetplane.agents.running import until_stopped
 from fleetplane.domains.proxies.agent.agent import Bulletin, ProxyAgent, ProxyAgentParts, ProxyAgentPolicy
@@ -48,6 +46,8 @@ from fleetplane.node.lock import Occupied, sole_user
 from fleetplane.node.logs.tail import ROTATE_BYTES, FileTail
 
 if TYPE_CHECKING:
+    import structlog
+
     from fleetplane.node.upgrade.upgrader import Upgrader
 
 
