@@ -307,7 +307,7 @@ class DnsZoneSpec(ProxiesSpec, frozen=True):
 
 
 class StreamSpec(ProxiesSpec, frozen=True):
-    """A port on which TCP or UDP is passed on as it comes; see `typed_options`."""
+    """A port on which TCP or UDP is passed on as it comes."""
 
     name: str
     listen_port: int
