@@ -174,9 +174,9 @@ def test_an_agent_starts_where_only_agents_are_installed(agent_only: Path, name:
 def test_a_table_for_a_terminal_needs_nothing_more(agent_only: Path) -> None:
     program = (
         "import sys\n"
-        "from fleetplane.cli.output import Cell, Table, emit_table\n"
+        "from fleetplane.cli.output import Cell, PrintedTable, emit_table\n"
         "sys.stdout.isatty = lambda: True\n"
-        "emit_table(Table(columns=('NAME',), rows=((Cell(text='one'),),), empty=''))\n"
+        "emit_table(PrintedTable(columns=('NAME',), rows=((Cell(text='one'),),), empty=''))\n"
     )
     shown = run(agent_only / "python", "-c", program)
     assert (shown.returncode, shown.stdout.split(), shown.stderr) == (0, ["\x1b[1mNAME\x1b[0m", "one"], "")
